@@ -13,7 +13,10 @@ peers' time, and `tokens_per_s_over_one` that times the peers. `speedup_over_one
 What a peer does not compute is told apart: `pause_seconds` from a window's last pass to the next one's first, of which
 its line is full for at least `line_seconds` (its bytes up at its rate), and in which the process has
 `pause_cpu_seconds` of this machine's cores. `utilisation_of_line` is what would be left if pauses were as long as the
-line is full. Needs root and `ip`.
+line is full.
+
+With `--newcomer` one more peer joins then: seconds from its `swarm join` to its admission, to the roster that names it,
+and to the first result that its window is in. Needs root and `ip`.
 """
 
 import json
@@ -25,6 +28,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,7 @@ from swarm.core.round.contribution import Result
 from swarm.manifest.file import read_manifest
 from swarm.manifest.model import stage_num_parameters
 
+NEWCOMER = "newcomer"
 READY_S = 600.0
 DOWN_TIMES = 5.0
 ROUND_TRIP_MS = 40.0
@@ -98,18 +103,28 @@ class Watched:
     results: list[Result]
     replicas_equal: bool
     addresses: dict[str, str]
+    newcomer_s: dict[str, float] | None = None
+    """From its start; None without one."""
 
 
 def watch(
-    manifest: Path, folder: Path, *, peers: int, uplink_mbit: float, window_s: float, windows: int, longest_s: float
+    manifest: Path,
+    folder: Path,
+    *,
+    peers: int,
+    uplink_mbit: float,
+    window_s: float,
+    windows: int,
+    with_newcomer: bool,
+    longest_s: float,
 ) -> Watched:
     """A run from its start until so many windows have been counted."""
     names = tuple(f"peer{number}" for number in range(peers))
     with ExitStack() as stack:
-        everyone = ("host", *names)
+        everyone = ("host", *names, NEWCOMER)
         network = stack.enter_context(Namespaces(everyone, bridged=False))
         router = stack.enter_context(routing(network, everyone))
-        addresses = {name: network.address(name) for name in names}
+        addresses = {name: network.address(name) for name in (*names, NEWCOMER)}
 
         def start(name: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
             inside = ["ip", "netns", "exec", network.namespace(name), *command]
@@ -123,8 +138,12 @@ def watch(
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         paced = [sys.executable, "-m", "benchmarks.windows.paced_peer", str(window_s / LOCAL_STEPS)]
-        for name in names:
+
+        def join(name: str) -> None:
             start(name, [*paced, str(folder / f"{name}.passes"), address, "--stage", "0", "--yes", "--verbose"])
+
+        for name in names:
+            join(name)
         begin_by = time.monotonic() + READY_S
         while members_on(folder / names[0]) < peers:
             if time.monotonic() > begin_by:
@@ -145,6 +164,14 @@ def watch(
         now_at = max((event["version"] for event in list(events.seen) if event["event"] == "version"), default=0)
         first = version(now_at + 1)
         last = version(first["version"] + windows)
+        newcomer_s = None
+        if with_newcomer:
+            known, came_at = {event["peer_id"] for event in events.seen if event["event"] == "step"}, time.time()
+            join(NEWCOMER)
+            newcomer_s = {}
+            for what in ("admitted", "joined", "step"):
+                told = events.wait_for(partial(_is_of_newcomer, what, came_at, known), timeout_s=longest_s)
+                newcomer_s[what] = told["at"] - came_at
         seen, lines = list(events.seen), list(router.seen)
     (folder / "events.json").write_text(json.dumps(seen))
     return Watched(
@@ -156,9 +183,16 @@ def watch(
         first["version"],
         last["version"],
         results_on(folder / names[0]),
-        are_equal([folder / name for name in names]),
-        addresses,
+        are_equal([folder / name for name in (*names, NEWCOMER)]),
+        {name: addresses[name] for name in names},
+        newcomer_s,
     )
+
+
+def _is_of_newcomer(what: str, came_at: float, known: set[str], event: dict[str, Any]) -> bool:
+    """Whether the host says so of a peer that nobody knew; of a step, that its work is in it."""
+    is_new = bool(event["event"] == what and event["at"] > came_at and event["peer_id"] not in known)
+    return is_new and (what != "step" or event["counted"] > 0)
 
 
 @dataclass(frozen=True)
@@ -216,9 +250,16 @@ def figures(watched: Watched, num_parameters: int, *, uplink_mbit: float, window
         "pause_cpu_seconds": statistics.median(one.cpu_s for one in between) if between else None,
         "line_seconds": line_s,
         "utilisation_of_line": window_s / (window_s + line_s),
+        "newcomer_admitted_s": _newcomer(watched, "admitted"),
+        "newcomer_member_s": _newcomer(watched, "joined"),
+        "newcomer_first_window_s": _newcomer(watched, "step"),
         "replays": sum(one["of"] == "loss_backward" for passes in watched.passes.values() for one in passes)
         - sum(len(one.work) for made in watched.results for one in made.roster.contributions),
     }
+
+
+def _newcomer(watched: Watched, what: str) -> float | None:
+    return None if watched.newcomer_s is None else watched.newcomer_s[what]
 
 
 def write_manifest(path: Path, *, params: int, peers: int, rule: str, snapshot_every: int) -> None:
@@ -236,6 +277,7 @@ def write_manifest(path: Path, *, params: int, peers: int, rule: str, snapshot_e
 @click.option("--windows", type=click.IntRange(min=1), default=3, show_default=True, help="That are counted.")
 @click.option("--rule", type=click.Choice(["mean", "centered_clip"]), default="mean", show_default=True)
 @click.option("--snapshot-every", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--newcomer", is_flag=True, help="Then one more peer joins.")
 @click.option("--longest-s", type=click.FloatRange(min=1), default=1800.0, show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and disks in this new folder.")
 @click.option("--smoke", is_flag=True, help="Two peers, a small model, short windows: does it run?")
@@ -248,6 +290,7 @@ def main(
     windows: int,
     rule: str,
     snapshot_every: int,
+    newcomer: bool,
     longest_s: float,
     keep: Path | None,
     smoke: bool,
@@ -273,6 +316,7 @@ def main(
             uplink_mbit=uplink_mbit,
             window_s=window_s,
             windows=windows,
+            with_newcomer=newcomer,
             longest_s=longest_s,
         )
         found = figures(watched, num_parameters, uplink_mbit=uplink_mbit, window_s=window_s)

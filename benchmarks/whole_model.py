@@ -18,8 +18,11 @@ from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.data.batches import Batch, held_out_batches
 from swarm.data.token_file import TokenFile
+from swarm.model.documents import Documents
 from swarm.model.families import whole_config
+from swarm.model.link import link_to
 from swarm.model.stack import stage_layout
+from verification.pipeline.headers import document_bounds
 
 
 @dataclass(frozen=True)
@@ -120,15 +123,18 @@ class WholeModel:
         tokens_BL, targets_BL = (torch.from_numpy(array) for array in batch)
         bf16 = self.settings.model.compute_dtype == "bf16"
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            logits_BLV = self.model(input_ids=tokens_BL).logits
-        loss_sum = functional.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")
-        return loss_sum, int((targets_BL != -100).sum())
+            documents = Documents.within(document_bounds(targets_BL.numpy()), tokens_BL, link_to(tokens_BL.device))
+            given = {} if documents is None else {"position_ids": documents.positions_BL}
+            logits_BLV = self.model(input_ids=tokens_BL, **given).logits
+        targets_N = targets_BL.flatten().clamp(min=-100)
+        loss_sum = functional.cross_entropy(logits_BLV.float().flatten(0, 1), targets_N, reduction="sum")
+        return loss_sum, int((targets_N >= 0).sum())
 
 
 def host_windows(settings: RunSettings, held_out: TokenFile, *, evaluate_tokens: int) -> list[Batch]:
     """The held-out microbatches that a host with this `--evaluate-tokens` evaluates: whole ones only."""
     each = settings.microbatch_tokens
-    count = max(1, min((len(held_out) - 1) // each, evaluate_tokens // each))
+    count = max(1, min(settings.data.num_held_out_samples // settings.batch.microbatch_size, evaluate_tokens // each))
     return held_out_batches(settings, held_out, limit_tokens=count * each)
 
 

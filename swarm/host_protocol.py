@@ -162,6 +162,8 @@ class RelayOffer(Record):
     addresses: Annotated[tuple[Annotated[str, Text(300)], ...], AtMost(MAX_RELAY_ADDRESSES)] = ()
     """Where it listens: multiaddresses."""
     refusal: str = ""
+    carries_bulk: bool = True
+    """Else control alone: its owner's budget for bulk is used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,5 +211,9 @@ class StepReport(Record):
     """How often each kind of screen tripped here so far, sorted."""
     state_digest: Annotated[bytes, Octets(max_length=32)]
     """Of the version, where a snapshot was made; else empty."""
+    num_direct: int
+    """Links of this peer to others of its stage and of those beside it, by how they are reached."""
+    num_punched: int
+    num_relayed: int
     not_finite: Annotated[tuple[int, ...], AtMost(MAX_WORK)]
     """Microbatches of this peer's that added nothing to the step, for a loss or a gradient was not finite."""

@@ -8,13 +8,13 @@ import itertools
 import os
 import socket
 
-IN_A_ROW = 4
+IN_A_ROW = 5
 _LOWEST, _END = 20_000, 32_000
 _numbers = itertools.count(os.getpid() * 37)  # test processes that run side by side begin in different places
 
 
 def own_port() -> int:
-    """The first of four in a row that nobody listens on, and that this process was not given before."""
+    """The first of five in a row that nobody listens on, and that this process was not given before."""
     rows = (_END - _LOWEST) // IN_A_ROW
     for number in itertools.islice(_numbers, rows):
         first = _LOWEST + number % rows * IN_A_ROW

@@ -28,8 +28,9 @@ MANIFEST = """
 [run]
 name = "kill-test"
 [model]
-config = {{ model_type = "llama", vocab_size = 256, hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, \
-num_attention_heads = 2, num_key_value_heads = 2, max_position_embeddings = 64, tie_word_embeddings = false }}
+config = {{ model_type = "llama", vocab_size = 256, hidden_size = {hidden_size}, \
+intermediate_size = {intermediate_size}, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 2, \
+max_position_embeddings = 64, tie_word_embeddings = false }}
 stages = {stages}
 [data]
 text = ["text"]
@@ -173,6 +174,7 @@ class ProcessSwarm:
     """More, with one stage: windows of so many inner steps, of `target_tokens` each."""
     target_tokens: int = 1024
     in_flight: int = 2
+    hidden_size: int = 32
     rebalance_s: float = 0.0
     slow_s: float = 0.0
     """How much longer a microbatch takes a peer than this machine needs for it."""
@@ -205,6 +207,8 @@ class ProcessSwarm:
                 min_replicas=self.min_replicas,
                 rebalance_s=self.rebalance_s,
                 in_flight=self.in_flight,
+                hidden_size=self.hidden_size,
+                intermediate_size=2 * self.hidden_size,
             )
         )
         return self

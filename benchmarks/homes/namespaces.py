@@ -102,12 +102,20 @@ class Namespaces:
     """A namespace for each member while the context lasts."""
 
     def __init__(
-        self, members: Sequence[str], *, bridged: bool = True, subnet: str = SUBNET, hidden: Sequence[str] = ()
+        self,
+        members: Sequence[str],
+        *,
+        bridged: bool = True,
+        subnet: str = SUBNET,
+        hidden: Sequence[str] = (),
+        routed: Sequence[str] = (),
     ) -> None:
-        """Without the bridge each has its loopback device alone. Each of `hidden` is behind a router of its own."""
+        """Without the bridge each has its loopback device alone. Each of `hidden` is behind a router of its own, and
+        each of `routed` will be (`emulated.routing`)."""
         self._members = tuple(members)
         self._subnet = subnet
         self._hidden = frozenset(hidden)
+        self._routed = frozenset(routed)
         self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
         self._hub = self._prefix + "hub"
@@ -163,7 +171,7 @@ class Namespaces:
 
     def address(self, member: str) -> str:
         """The member's IPv4 address, as it knows it."""
-        return INSIDE if member in self._hidden else self.outside(member)
+        return INSIDE if member in self._hidden | self._routed else self.outside(member)
 
     def outside(self, member: str) -> str:
         """The IPv4 address from which the others see it."""

@@ -1,7 +1,10 @@
 """A namespace as a home router: it masquerades what it forwards, and lets in what was asked for.
 
+Each connection gets a random port: no hole is punched through it.
+
 nf_tables over netlink, as `nft` would: `table ip home { chain out { type nat hook postrouting priority srcnat;
-masquerade } chain in { type filter hook input priority filter; policy drop } }`. The command is not needed.
+masquerade fully-random } chain in { type filter hook input priority filter; policy drop } }`. The command is not
+needed.
 """
 
 import socket
@@ -16,6 +19,7 @@ _IPV4 = 2
 _LOCAL_IN, _POSTROUTING = 1, 4
 _FILTER, _SOURCE_NAT = 0, 100
 _DROP, _ACCEPT = 0, 1
+_RANDOM_FULLY = 1 << 4
 _NESTED = 0x8000
 
 
@@ -23,7 +27,7 @@ def masquerade() -> None:
     """In this thread's network namespace. Raises OSError where the kernel has no nf_tables."""
     out = _text(1, "home") + _text(3, "out") + _hook(_POSTROUTING, _SOURCE_NAT, "nat", _ACCEPT)
     into = _text(1, "home") + _text(3, "in") + _hook(_LOCAL_IN, _FILTER, "filter", _DROP)
-    expression = _nest(1, _text(1, "masq") + _nest(2, b""))
+    expression = _nest(1, _text(1, "masq") + _nest(2, _number(1, _RANDOM_FULLY)))
     rule = _text(1, "home") + _text(2, "out") + _nest(4, expression)
     messages = [
         _message(_BATCH_BEGIN, 0, b"", resource=_NFTABLES),

@@ -4,6 +4,9 @@ Of each attack the worst of all seeds: how many honest peers were shut out, and 
 credit, and of what its neighbours saw it do, and tokens credited to it that they did not see; the held-out loss over
 that of the run where nobody lies, at its worst and at the end; after how many versions the liar was out.
 
+A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, unless `--steps` says
+otherwise.
+
 `--keep FILE` keeps each run with the commit it is of, all attacks with one seed before any with the next, and goes on
 from there. Losses are held against a run of the same commit.
 """
@@ -26,10 +29,16 @@ from peer.adversary.peer import MisbehavingPeer
 from peer.program.daemon import PeerDaemon
 from swarm.attacks import KINDS, Attack
 from swarm.identity.key import Identity
+from verification.audit.draws import bound_99, contribution_rate
 
 SEEDS = 5
 FROM_STEP = 2
-FIRST, LAST = Setting((5, 1), ((0, 1),), steps=24), Setting((1, 5), ((1, 1),), steps=24)
+REPLICAS = 5
+"""Of the liar's stage, itself among them."""
+LAWFUL_STEPS = FROM_STEP + int(bound_99(contribution_rate(REPLICAS), REPLICAS - 1)) + 2
+"""A contribution is drawn more seldom than one of its microbatches; draws are revealed two versions later."""
+FIRST = Setting((REPLICAS, 1), ((0, 1),), steps=LAWFUL_STEPS)
+LAST = Setting((1, REPLICAS), ((1, 1),), steps=LAWFUL_STEPS)
 ROOT = Path(__file__).parents[2]
 LASTING = 2
 """Versions over which a ratio of losses is taken: a single one's is chance."""

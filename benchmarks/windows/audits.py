@@ -209,6 +209,7 @@ def honest_piece(scene: str, seed: int, started: Sequence[Machine]) -> dict[str,
     models = [machine.model(world.settings.model, 0) for machine in started]
     found: list[tuple[float, str, bool]] = []
     grades: list[str] = []
+    drifts: list[float] = []
     for number in range(WINDOWS_A_PIECE):
         windows = [world.window(model, world.batches(member)) for member, model in enumerate(models)]
         claimed = [world.encoded(world.said(window), member) for member, window in enumerate(windows)]
@@ -217,7 +218,9 @@ def honest_piece(scene: str, seed: int, started: Sequence[Machine]) -> dict[str,
                 machine.start_again()
         for member, mine in enumerate(claimed):
             other = models[(member + 1 + (number + seed) % (len(models) - 1)) % len(models)]
-            again = world.encoded(world.said(world.window(other, world.batches(member))), member)
+            replayed = world.window(other, world.batches(member))
+            drifts.append(drift(world, windows[member], replayed))
+            again = world.encoded(world.said(replayed), member)
             compared = world.beside(mine, again)
             is_equal = all(bytes(one) == bytes(two) for one, two in zip(mine, again, strict=True))
             found.append((compared.share, compared.reason.partition(":")[0], is_equal))
@@ -230,8 +233,17 @@ def honest_piece(scene: str, seed: int, started: Sequence[Machine]) -> dict[str,
         "suspicious": grades.count("suspicious"),
         "fraud": grades.count("fraud"),
         "largest_share": largest,
+        "largest_drift": max(drifts),
+        "median_drift": statistics.median(drifts),
         "held_out": world.held_out(),
     }
+
+
+def drift(world: World, one: "LocalWindow", other: "LocalWindow") -> float:
+    """Relative L2 of two ways, before anything is encoded: also where all codes come out the same."""
+    way = slice(0, world.layout.num_values)
+    mine, its = one.values(way).astype(np.float64), other.values(way).astype(np.float64)
+    return float(np.linalg.norm(mine - its) / np.linalg.norm(its))
 
 
 RANGES = ("way", "first moments", "second moments")
@@ -242,6 +254,7 @@ def honest_total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         **{name: sum(row[name] for row in rows) for name in ("windows", "differing", "suspicious", "fraud")},
         "largest_share": largest,
+        "largest_drift": max(row["largest_drift"] for row in rows),
         "largest_held_out": max(row["held_out"] for row in rows),
         "least_held_out": min(row["held_out"] for row in rows),
     }

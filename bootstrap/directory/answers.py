@@ -53,6 +53,9 @@ class CoordinatorAnswers:
                     num_microbatches=credit.num_microbatches,
                     num_steps=credit.num_steps,
                     rank=ranks.get(peer, 0),
+                    num_direct=known.last.num_direct if known.last is not None else 0,
+                    num_punched=known.last.num_punched if known.last is not None else 0,
+                    num_relayed=known.last.num_relayed if known.last is not None else 0,
                 )
             )
         return pb.Peers(peers=found)

@@ -34,6 +34,8 @@ class RelaySettings:
     """TCP multiaddress."""
     budget_bytes: int
     """Of the whole run, both ways together; what is carried in the second in which it is used up comes on top."""
+    bulk_bytes: int
+    """Of it, for bulk: past that peers that keep to the protocol have it carry control alone."""
     public: str | None = None
     """Name or number by which strangers reach this machine; None: whichever of its addresses answers."""
 
@@ -83,10 +85,17 @@ class HostRelay:
         if not self.left_bytes:
             budget_gb = self._settings.budget_bytes / 1e9
             return RelayOffer(refusal=f"this host's relay budget of {budget_gb:g} GB is used up")
-        return self._offer or RelayOffer(refusal="this host's relay is being started again; ask in a moment")
+        if self._offer is not None:
+            return replace(self._offer, carries_bulk=self.carried_bytes < self._settings.bulk_bytes)
+        return RelayOffer(refusal="this host's relay is being started again; ask in a moment")
 
     def report(self) -> dict[str, int]:
-        return {"carried_bytes": self.carried_bytes, "budget_bytes": self._settings.budget_bytes}
+        settings = self._settings
+        return {
+            "carried_bytes": self.carried_bytes,
+            "budget_bytes": settings.budget_bytes,
+            "bulk_budget_bytes": settings.bulk_bytes,
+        }
 
     async def run(self) -> None:
         """Count, and end the relay when it has carried its budget. Never returns."""

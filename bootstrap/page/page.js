@@ -60,6 +60,11 @@ function word(state) {
   return state.local_steps > 1 ? "window" : "step";
 }
 
+function links([direct, punched, relayed]) {
+  const told = [[direct, "direct"], [punched, "punched"], [relayed, "relayed"]];
+  return told.filter(([number]) => number).map(([number, way]) => `${count(number)} ${way}`).join(", ") || "–";
+}
+
 function figures(state) {
   const loss = state.loss.at(-1), held = state.held_out.at(-1);
   const shown = {
@@ -104,7 +109,7 @@ function show(state) {
   chart("speed", [{ points: state.speed, kind: "one" }], speed ? `${count(speed[1])} tokens a second at step ${speed[0]}` : "no step yet", 0);
   rows("stages", state.stages, "none", (stage) => [
     String(stage.stage), String(stage.replicas), String(stage.version),
-    stage.busy === null ? "–" : `${(100 * stage.busy).toFixed(0)} %`,
+    stage.busy === null ? "–" : `${(100 * stage.busy).toFixed(0)} %`, links(stage.links),
     stage.missing ? make("span", { class: "bad" }, `${stage.missing} more wanted`)
       : stage.bottleneck ? make("span", { class: "bad" }, "bottleneck") : "",
   ]);

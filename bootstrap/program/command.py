@@ -14,6 +14,9 @@ from swarm.network.addresses import beside, listen_multiaddress
 from swarm.readable import duration_text
 from swarm.release import checked_release
 
+BULK_SHARE = 0.5
+"""Of a relay's budget, where its owner says nothing of bulk."""
+
 
 @click.command(name="host", short_help="Start a run and coordinate it.")
 @click.argument("manifest", type=click.Path(path_type=Path))
@@ -28,6 +31,12 @@ from swarm.release import checked_release
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB",
     help="Carry peers that cannot be dialled, so much in all. Listens at --listen, its port and three.",
+)
+@click.option(
+    "--relay-bulk-gb",
+    type=click.FloatRange(min=0),
+    metavar="GB",
+    help="Of --relay-gb, for bulk; then control alone. Default: half. Peers whose routers can be punched need none.",
 )
 @click.option("--archive", metavar="URL", help="Keep the checkpoints there too: file:, s3:, what else fsspec opens.")
 @click.option(
@@ -59,6 +68,7 @@ def command(
     service: str | None,
     web: str | None,
     relay_gb: float | None,
+    relay_bulk_gb: float | None,
     archive: str | None,
     mirror: tuple[str, ...],
     public: str | None,
@@ -106,8 +116,13 @@ def command(
     relay = None
     if relay_gb is not None:
         relay = RelaySettings(
-            listen=listen_multiaddress(beside(listen, 3)), budget_bytes=int(relay_gb * 1e9), public=public
+            listen=listen_multiaddress(beside(listen, 3)),
+            budget_bytes=int(relay_gb * 1e9),
+            bulk_bytes=int((relay_gb * BULK_SHARE if relay_bulk_gb is None else relay_bulk_gb) * 1e9),
+            public=public,
         )
+    elif relay_bulk_gb is not None:
+        raise SettingsError("--relay-bulk-gb: it is a part of --relay-gb; give that too")
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)

@@ -105,6 +105,7 @@ class Dashboard(Collector):
         stages: list[dict[str, Any]] = []
         for stage in range(progress.num_stages):
             present = progress.present(stage=stage)
+            told = [last for peer in present if (last := progress.peers[peer].last) is not None]
             busy = [share for peer in present if (share := self._busy(peer)) is not None]
             stages.append(
                 {
@@ -114,6 +115,11 @@ class Dashboard(Collector):
                     "missing": missing.get(stage, 0),
                     "busy": fmean(busy) if busy else None,
                     "bottleneck": False,
+                    "links": [
+                        sum(last.num_direct for last in told),
+                        sum(last.num_punched for last in told),
+                        sum(last.num_relayed for last in told),
+                    ],
                 }
             )
         measured = [entry for entry in stages if entry["busy"] is not None]

@@ -35,6 +35,8 @@ from swarm.network.services.host_service import serve_owner_of_host
 
 log = logging.getLogger(__name__)
 
+DIRECT_FURTHER = 4
+"""The port of direct streams, and of peers that ask where they are seen, is so much further than the p2p one."""
 LOOK_FOR_ROOM_S = 1.0
 ENOUGH_ROOM_BYTES = 4 << 20
 """Less would be full again at once."""
@@ -70,6 +72,8 @@ class Hosting:
     def __init__(self, settings: HostingSettings, held: HeldRun, show: Callable[[dict[str, Any]], None]) -> None:
         self._settings = settings
         """With the ports that were had, once they are."""
+        asked = port_of(settings.listen)
+        self._direct_port = asked + DIRECT_FURTHER if asked else 0
         self._held = held
         self._show = show
 
@@ -103,7 +107,8 @@ class Hosting:
         """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
         async with contextlib.AsyncExitStack() as opened:
             settings = self._settings
-            transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(settings.listen,)))
+            network = P2PSettings(listen=(settings.listen,), direct_port=self._direct_port)
+            transport = await P2PTransport.create(prepared.host_key, network)
             opened.push_async_callback(transport.close)
             full = asyncio.Event()
             ledger = Ledger(prepared.folder.ledger, on_full=full.set)

@@ -215,7 +215,7 @@ class Beginning:
     ) -> list[Genesis]:
         """Geneses of all stages, with these members of each, and what is `known` of the work of any of them."""
         settings, made, era = self._run.settings, [], self._era if era is None else era
-        step_tokens = settings.microbatches_of_one * settings.microbatch_tokens
+        step_tokens = settings.microbatches_of_one * settings.microbatch_targets
         if settings.has_windows:  # each has done a window
             step_tokens *= len(members[0])
         for stage, source in enumerate(sources):

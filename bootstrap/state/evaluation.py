@@ -43,7 +43,7 @@ class Evaluation:
             floor_s=settings.deadlines.hop_s,
             least_mbit=settings.deadlines.least_mbit,
         )
-        available = max(1, (settings.data.num_held_out_tokens - 1) // per_batch)
+        available = max(1, settings.data.num_held_out_samples // settings.batch.microbatch_size)
         self._num_batches = max(1, min(available, num_tokens // per_batch))
         self.asked_for: asyncio.Queue[int] = asyncio.Queue()
         """The version to evaluate next."""

@@ -31,6 +31,8 @@ CLOCK_EVERY_S = 60.0
 CLOCK_SET_S = 1.0
 """A clock that has gone so much faster or slower than time was set meanwhile, or the machine has slept."""
 HOST_S = 5.0
+OFFER_EVERY_S = 60.0
+"""Whether its relay still carries bulk is asked so often."""
 MAX_RELAYS_TRIED = 4
 """Of volunteers, at a look."""
 MAX_CAUSE = 160
@@ -63,6 +65,7 @@ class Reachability:
         self._clock_ahead_s = time.time() - time.monotonic()
         self._relay: PeerId | None = None
         self._renew_at = 0.0
+        self._offer_at = 0.0
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -87,6 +90,11 @@ class Reachability:
             raise
         if self._transport.can_be_dialled is False and (self._relay is None or time.monotonic() >= self._renew_at):
             await self._take_place()
+        elif self._relay is not None and time.monotonic() >= self._offer_at:
+            self._offer_at = time.monotonic() + OFFER_EVERY_S
+            offer = await self._offer_of_host()
+            if offer.peer_id == self._relay:
+                self._transport.relay_carries_bulk = offer.carries_bulk
 
     async def _ask_host(self, connected: Sequence[PeerId]) -> None:
         """Be in touch with it, and from time to time be dialled back."""
@@ -159,7 +167,8 @@ class Reachability:
         return hashlib.sha256(f"{self._transport.peer_id} {offer.peer_id}".encode()).digest()
 
     def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
-        self._relay = relay
+        self._relay, self._transport.relay_carries_bulk = relay, offer.carries_bulk
+        self._offer_at = time.monotonic() + OFFER_EVERY_S
         # By our own clock, for the relay's may differ; half of what is left in time for another try.
         self._renew_at = time.monotonic() + max(0.0, place.expires - time.time()) / 2
         at = f"/p2p-circuit/p2p/{self._transport.peer_id}"

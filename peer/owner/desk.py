@@ -204,6 +204,7 @@ class OwnerDesk:
                 daemon=self._daemon,
                 reachability=self._reachability,
                 addresses=tuple(self._transport.addresses()) if self._transport is not None else (),
+                ways=self._transport.ways() if self._transport is not None else {},
                 traffic_bytes=self._traffic_all,
                 rates_mbit=self._rates_mbit,
                 month_bytes=self._usage.month_bytes,

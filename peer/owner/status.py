@@ -1,5 +1,6 @@
 """A daemon's status: whether the machine is of use, and if it idles, why."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.owner.guest import GIB, Conduct, Decision, Reading
 from swarm.core.owner.limits import LIMITS, OwnerLimits, clock
 from swarm.manifest.amendment import told, unpacked_changes
+from swarm.network.transport import Way
 from swarm.proto import daemon_pb2 as pb
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Facts:
     daemon: "PeerDaemon | None"
     reachability: "Reachability | None"
     addresses: tuple[str, ...]
+    ways: Mapping[PeerId, Way]
     traffic_bytes: tuple[int, int]
     rates_mbit: tuple[float, float]
     month_bytes: int
@@ -70,6 +73,7 @@ def status_message(facts: Facts) -> pb.Status:
         ),
         limits=facts.limits.limits,
         addresses=facts.addresses,
+        links=[pb.Link(peer_id=peer, way=way.value) for peer, way in sorted(facts.ways.items())],
     )
     if facts.reachability is not None:
         message.reach.CopyFrom(pb.Reach(kind=facts.reachability.reach.value, why=facts.reachability.why))

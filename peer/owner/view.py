@@ -1,6 +1,7 @@
 """A daemon's status as text for a person: a page for `swarm status`, a live one for `swarm top`."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.core.owner.limits import NONE
+from swarm.network.transport import Way
 from swarm.proto import daemon_pb2 as pb
 from swarm.readable import count_text, duration_text, size_text
 
@@ -118,12 +120,22 @@ def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
                          f"{size_text(traffic.month_bytes)} this month")),
         ("machine", Text(f"{machine.cpu_cores:.1f} cores, {size_text(machine.memory_bytes)} memory, "
                          f"{size_text(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
-        ("neighbours", Text(f"{told.num_neighbours} peers answer")),
+        ("neighbours", Text(f"{told.num_neighbours} peers answer{_links(told)}")),
         ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
         ("peer", Text(told.peer_id, style="dim")),
     ]  # fmt: skip
     hidden = {title for title, field in (("neighbours", "work"), ("reach", "reach")) if not told.HasField(field)}
     return [row for row in rows if row[0] not in hidden]
+
+
+def _links(told: pb.Status) -> str:
+    """How many of them are reached how."""
+    counted = Counter(link.way for link in told.links)
+    return (
+        f" ({', '.join(f'{counted[way]} {way}' for way in (kind.value for kind in Way) if counted[way])})"
+        if counted
+        else ""
+    )
 
 
 def _limit(limit: pb.Limit) -> Text:

@@ -16,7 +16,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, Step
 from swarm.core.pipeline.data_order import Run
 from swarm.core.plan import SPARE_TOKEN_BYTES
-from swarm.data.batches import Batch, BatchReader, held_out_batch
+from swarm.data.batches import Batch, BatchReader, held_out_batch, held_out_run
 from swarm.data.piece_store import PieceFolder
 from swarm.data.pieces import PIECE_BYTES, PieceList
 
@@ -61,11 +61,8 @@ class LeasedTokens:
 
     async def held_out_batch(self, index: int) -> Batch:
         """Of the held-out tokens. Raises IndexError if there are not so many, TransientError as `batch`."""
-        data = self._settings.data
-        size = self._settings.batch.microbatch_size * data.sequence_length
-        if not 0 <= index * size < data.num_held_out_tokens - data.sequence_length:
-            raise IndexError(f"held-out microbatch {index} of {data.num_held_out_tokens} tokens")
-        await self._have(self._held_out, [(index * size, min((index + 1) * size + 1, data.num_held_out_tokens))])
+        run = held_out_run(self._settings, index)
+        await self._have(self._held_out, [run] if run is not None else [])
         return held_out_batch(self._settings, self._held_out.folder, index)
 
     def turned(self, event: VersionTurned) -> None:

@@ -16,7 +16,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import Step
 from swarm.core.round.contribution import Result
 from swarm.host_protocol import MAX_SCREENS, REPORT, RESULT, Credited, StepReport
-from swarm.network.transport import Directory, Transport
+from swarm.network.transport import Directory, Transport, Way
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Reports:
         snapshot = context.snapshots.get(version)
         loss = losses.get(Step(version - 1), StepLoss())
         sent, received = self._transport.traffic()
+        ways = Counter(self._transport.ways().values())
         report = StepReport(
             stage=work.replica.stage,
             version=version,
@@ -74,6 +75,9 @@ class Reports:
             exact_s=context.exact.busy_s,
             screens=self._screens(screens, work),
             state_digest=snapshot.digest if snapshot is not None else b"",
+            num_direct=ways[Way.DIRECT],
+            num_punched=ways[Way.PUNCHED],
+            num_relayed=ways[Way.RELAYED],
             not_finite=applied.not_finite,
         )
         self._unsent.append((report, applied.result))

@@ -154,6 +154,8 @@ class _Line:
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
+    is_over: bool = False
+    """What is under way is to who is no member any more: it has no share of the uplink."""
 
     @property
     def pace(self) -> Pace:
@@ -229,9 +231,19 @@ class Outbox:
         self._begin()
 
     def keep(self, peers: Container[PeerId]) -> None:
-        """Forget the lines to anyone else that have nothing to carry."""
-        for peer in [peer for peer, line in self._lines.items() if peer not in peers and not line.meter.busy]:
-            del self._lines[peer]
+        """A step is over, and these are the next one's members: forget the lines to anyone else.
+
+        What is under way there may hang until its call ends, and whatever has room on the uplink goes meanwhile: a
+        member that stands still, or is cut off, would else cost others their next contribution as well.
+        """
+        now = time.monotonic()
+        for peer in [peer for peer in self._lines if peer not in peers]:
+            line = self._lines.pop(peer)
+            line.waiting.clear()
+            line.waiting_bytes, line.is_over = 0, True
+            for _ in range(line.meter.busy):
+                self._uplink.end(now)
+        self._begin()
 
     def _begin(self) -> None:
         """One lane more, if there is room for it: to the peer that has the fewest."""
@@ -261,6 +273,8 @@ class Outbox:
                 self._begin()  # of what was cut, the other fragments go beside the first
                 await self._send(peer, together)
                 now, num_bytes = time.monotonic(), sum(len(parcel.body) for parcel in together)
+                if line.is_over:
+                    break
                 line.meter.gone(num_bytes, now)
                 self._uplink.gone(num_bytes, now)
                 if not self._stays(line):
@@ -268,8 +282,9 @@ class Outbox:
                 self._begin()
         finally:
             line.meter.end(time.monotonic())
-            self._uplink.end(time.monotonic())
-            self._begin()
+            if not line.is_over:
+                self._uplink.end(time.monotonic())
+                self._begin()
 
 
 def _take(line: _Line) -> list[Parcel]:

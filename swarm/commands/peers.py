@@ -47,7 +47,7 @@ def table_of(peers: "Sequence[pb.Peer]") -> "Table":
     from rich.table import Table
 
     table = Table("stage", "peer")
-    for heading in ("version", "tokens", "microbatches", "steps", "rank"):
+    for heading in ("version", "tokens", "microbatches", "steps", "rank", "direct", "punched", "relayed"):
         table.add_column(heading, justify="right")
     for peer in sorted(peers, key=lambda peer: (peer.stage, -peer.num_tokens, peer.peer_id)):
         table.add_row(
@@ -58,6 +58,7 @@ def table_of(peers: "Sequence[pb.Peer]") -> "Table":
             f"{peer.num_microbatches:,}",
             f"{peer.num_steps:,}",
             str(peer.rank or ""),
+            *(str(count or "") for count in (peer.num_direct, peer.num_punched, peer.num_relayed)),
             style=None if peer.present else "dim",
         )
     return table
@@ -99,6 +100,7 @@ def _value(status: "pb.Status", peers: "Sequence[pb.Peer]") -> dict[str, Any]:
                 "microbatches": peer.num_microbatches,
                 "steps": peer.num_steps,
                 "rank": peer.rank or None,
+                "links": {"direct": peer.num_direct, "punched": peer.num_punched, "relayed": peer.num_relayed},
             }
             for peer in peers
         ],

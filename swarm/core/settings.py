@@ -37,6 +37,8 @@ RunName = Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")]
 Licence = Annotated[str, Matching(r"[ -~]{1,120}")]
 Trust = Literal["friends", "public"]
 ComputeDtype = Literal["fp32", "bf16"]
+Packing = Literal["packed", "masked"]
+LossOn = Literal["all", "answers"]
 Seed = Annotated[int, Bounds(least=0, most=(1 << 63) - 1)]
 NumTokens = Annotated[int, Bounds(least=2, most=1 << 40)]
 TokenPlace = Annotated[int, Bounds(least=0, most=1 << 40)]
@@ -150,6 +152,27 @@ class DataSettings(Table):
     seed: Seed
     mixture: Annotated[tuple[tuple[TokenPlace, NumTokens, Weight], ...], Bounds(most=64)] = ()
     """First token, number of tokens and weight of each source in the training file; empty: all of it is one."""
+    documents: Packing = "packed"
+    """"masked": samples lie one after another in the files, none across another's end, and a bit of each token says
+    whether a document begins with it."""
+    loss_on: LossOn = "all"
+    """"answers": another bit of each token says whether it is to be learnt."""
+    num_train_targets: NumTokens | None = None
+    """Tokens of the training file that are to be learnt; None: all of them."""
+
+    @property
+    def mark_bits(self) -> int:
+        """Of each token in the files, besides its id."""
+        return (self.documents == "masked") + (self.loss_on == "answers")
+
+    @property
+    def sample_tokens(self) -> int:
+        """That a sample takes: one more for the last target, but where samples end with their last document."""
+        return self.sequence_length + (self.documents == "packed")
+
+    @property
+    def num_held_out_samples(self) -> int:
+        return (self.num_held_out_tokens - self.sample_tokens) // self.sequence_length + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +181,7 @@ class BatchSettings(Table):
         int, Bounds(least=1, most=1 << 16), "Samples that travel through the stages together."
     ] = 8
     target_tokens: Annotated[
-        int, Bounds(least=1, most=1 << 40), Amendable(), "Target tokens in an optimizer step, over all peers."
+        int, Bounds(least=1, most=1 << 40), Amendable(), "Tokens of an optimizer step's samples, over all peers."
     ] = 8192
     """A step closes when its microbatches hold at least this many."""
 
@@ -450,7 +473,7 @@ class RunSettings(TrainingSettings):
 
     @property
     def microbatch_tokens(self) -> int:
-        """Target tokens in a full microbatch."""
+        """Tokens in a full microbatch."""
         return self.batch.microbatch_size * self.data.sequence_length
 
     @property
@@ -512,6 +535,13 @@ class RunSettings(TrainingSettings):
         return (
             KEPT_SNAPSHOTS * self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
         )
+
+    @property
+    def microbatch_targets(self) -> int:
+        """Target tokens of a microbatch on the average."""
+        data, tokens = self.data, self.microbatch_tokens
+        targets = data.num_train_targets
+        return tokens if targets is None else max(1, tokens * targets // data.num_train_tokens)
 
     @property
     def microbatches_per_step(self) -> int:

@@ -47,6 +47,8 @@ class Corpus:
     paths: Sequence[str]
     text_field: str = "text"
     max_bytes: int = 1 << 30
+    is_chat: bool = False
+    """Rows hold conversations: a document is one, as `swarm.data.documents.rows` writes it."""
     skipped: SkippedCount = field(default_factory=SkippedCount)
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class Corpus:
         try:
             with file.files.open(file.name, "rb") as opened:
                 missing = partial(self.skipped.add, WITHOUT_TEXT, file.name)
-                for text in documents_of(opened, file.name, self.text_field, missing):
+                for text in documents_of(opened, file.name, self.text_field, missing, is_chat=self.is_chat):
                     is_empty = False
                     yield text
             if is_empty:

@@ -2,14 +2,12 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from swarm.data.documents.marks import Marks, Values
 from swarm.data.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -17,28 +15,45 @@ T = TypeVar("T")
 BATCH_CHARACTERS = 1 << 21
 """Of documents that are encoded together."""
 
-Ids = npt.NDArray[np.integer]
+
+class Encoder(Protocol):
+    """Documents to tokens as they stand in a run's files."""
+
+    def encode_documents(self, texts: Sequence[str]) -> Sequence[Values | str]:
+        """Of each; a text is why one is left out."""
+
+
+class TextEncoder:
+    """Every token is to be learnt."""
+
+    def __init__(self, tokenizer: Tokenizer, marks: Marks) -> None:
+        self._tokenizer = tokenizer
+        self._marks = marks
+
+    def encode_documents(self, texts: Sequence[str]) -> Sequence[Values | str]:
+        return [self._marks.values(ids) for ids in self._tokenizer.encode_documents(texts)]
 
 
 class Encoded(NamedTuple, Generic[T]):
     about: T
     """What was given with the document."""
     text: str
-    ids: Ids
+    values: Values | str
+    """Why it is left out, if it is a text."""
 
 
-def encoded(documents: Iterable[tuple[T, str]], tokenizer: Tokenizer) -> Iterator[Encoded[T]]:
-    """Ids of each document, in order."""
+def encoded(documents: Iterable[tuple[T, str]], encoder: Encoder) -> Iterator[Encoded[T]]:
+    """Tokens of each document, in order."""
     batches = _batches(documents)
     for batch in islice(batches, 1):  # by itself: of the first texts a tokenizer finds out how it encodes the others
-        yield from _together(batch, tokenizer.encode_documents(_texts(batch)))
+        yield from _together(batch, encoder.encode_documents(_texts(batch)))
     count = os.cpu_count() or 1
-    waiting: deque[tuple[list[tuple[T, str]], Future[list[Ids]]]] = deque()
+    waiting: deque[tuple[list[tuple[T, str]], Future[Sequence[Values | str]]]] = deque()
     with ThreadPoolExecutor(count) as threads:
         try:
             while True:
                 for batch in islice(batches, 2 * count - len(waiting)):
-                    waiting.append((batch, threads.submit(tokenizer.encode_documents, _texts(batch))))
+                    waiting.append((batch, threads.submit(encoder.encode_documents, _texts(batch))))
                 if not waiting:
                     return
                 batch, future = waiting.popleft()
@@ -52,9 +67,9 @@ def _texts(batch: list[tuple[T, str]]) -> list[str]:
     return [text for _, text in batch]
 
 
-def _together(batch: list[tuple[T, str]], found: list[Ids]) -> Iterator[Encoded[T]]:
-    for (about, text), ids in zip(batch, found, strict=True):
-        yield Encoded(about, text, ids)
+def _together(batch: list[tuple[T, str]], found: Sequence[Values | str]) -> Iterator[Encoded[T]]:
+    for (about, text), values in zip(batch, found, strict=True):
+        yield Encoded(about, text, values)
 
 
 def _batches(documents: Iterable[tuple[T, str]]) -> Iterator[list[tuple[T, str]]]:

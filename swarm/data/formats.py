@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from swarm.core.errors import SettingsError
+from swarm.data.documents.rows import NoConversation, columns_of_conversations, conversation_of
 
 DOCUMENT_BYTES = 1 << 20
 """A longer text is cut into documents of at most this size, after a line where there is one."""
@@ -22,6 +23,7 @@ ROWS_AT_ONCE = 1024
 
 WITHOUT_TEXT = "rows without text"
 NOT_A_FORMAT = "a format that is not read"
+NO_ROWS = "neither jsonl nor Parquet, which hold conversations"
 _NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".feather", ".h5", ".lz4", ".npy", ".npz", ".orc", ".rar", ".tar", ".tgz", ".xz", ".zip"}
 )
@@ -35,8 +37,13 @@ class NotRead(Exception):
     """Why a file gives no text, or no more."""
 
 
-def documents_of(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Iterator[str]:
-    """Texts of an open file called `name`, none of them empty; `text_field` holds them where there are fields."""
+def documents_of(
+    file: BinaryIO, name: str, text_field: str, missing: Missing, *, is_chat: bool = False
+) -> Iterator[str]:
+    """Texts of an open file called `name`, none of them empty; `text_field` holds them where there are fields.
+
+    `is_chat`: conversations, as `conversation_of` has them.
+    """
     *_, packed = ["", *PurePosixPath(name).suffixes]
     plain = name.removesuffix(packed) if packed in _UNPACKED else name
     suffix = PurePosixPath(plain).suffix.lower()
@@ -45,9 +52,11 @@ def documents_of(file: BinaryIO, name: str, text_field: str, missing: Missing) -
     try:
         opened = _UNPACKED[packed](file) if packed in _UNPACKED else file
         if suffix == ".parquet":
-            texts = _rows(opened, name, text_field, missing)
+            texts = _rows(opened, name, text_field, missing, is_chat)
         elif suffix in _JSON_LINES:
-            texts = _json_lines(opened, name, text_field, missing)
+            texts = _json_lines(opened, name, text_field, missing, is_chat)
+        elif is_chat:
+            raise NotRead(NO_ROWS)
         else:
             texts = _pieces(opened)
         for text in texts:
@@ -82,25 +91,31 @@ def _character_boundary(data: bytes) -> int:
     return at
 
 
-def _json_lines(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Iterator[str]:
+def _json_lines(file: BinaryIO, name: str, text_field: str, missing: Missing, is_chat: bool) -> Iterator[str]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
+        where = f'data.text = "{name}": line {number}'
         try:
-            text = json.loads(line)[text_field]
+            row = json.loads(line)
+            text = _conversation(row, text_field, where) if is_chat and isinstance(row, dict) else row[text_field]
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
-                f'data.text = "{name}": line {number} is no JSON object with a field "{text_field}"; '
-                "mend the line or set data.text_field"
+                f'{where} is no JSON object with a field "{text_field}"; mend the line or set data.text_field'
             ) from error
         if text is None:
             missing()
         elif isinstance(text, str):
             yield (_whole_characters(text) if b"\\u" in line else text).replace("\0", "")
         else:
-            raise SettingsError(
-                f'data.text = "{name}": line {number} has no text in "{text_field}"; set data.text_field'
-            )
+            raise SettingsError(f'{where} has no text in "{text_field}"; set data.text_field')
+
+
+def _conversation(row: dict[str, Any], text_field: str, where: str) -> str:
+    try:
+        return conversation_of(row, text_field)
+    except NoConversation as error:
+        raise SettingsError(f"{where} {error}; see docs/data.md, and set data.text_field or data.kind") from error
 
 
 def _whole_characters(text: str) -> str:
@@ -108,7 +123,7 @@ def _whole_characters(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Iterator[str]:
+def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing, is_chat: bool) -> Iterator[str]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -117,6 +132,9 @@ def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Itera
     try:
         opened = parquet.ParquetFile(file)
         columns = opened.schema_arrow
+        if is_chat:
+            yield from _conversations(opened, columns_of_conversations(columns.names, text_field), name, text_field)
+            return
         if text_field not in columns.names:
             raise SettingsError(
                 f'data.text = "{name}" has no column "{text_field}"; set data.text_field to one of '
@@ -135,6 +153,14 @@ def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Itera
                     yield text.replace("\0", "")
     except arrow.ArrowException as error:
         raise NotRead("damaged") from error
+
+
+def _conversations(opened: Any, columns: list[str], name: str, text_field: str) -> Iterator[str]:
+    number = 0
+    for batch in opened.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+        for row in batch.to_pylist():
+            number += 1
+            yield _conversation(row, text_field, f'data.text = "{name}": row {number}').replace("\0", "")
 
 
 def _zstandard(file: BinaryIO) -> BinaryIO:

@@ -2,7 +2,8 @@
 
 Whole documents are held out, chosen by the hash of their text, so that copies of a file fall on the same side.
 Too few documents for that: the end of the text is held out. The sources of a mixture lie one after another in the
-training file, each from the beginning of a piece.
+training file, each from the beginning of a piece. What is marked of tokens besides their ids is in
+`swarm.data.documents`.
 """
 
 import hashlib
@@ -17,7 +18,9 @@ from typing import Any
 
 from swarm.core.errors import LocalError, SettingsError
 from swarm.data.corpus import Corpus
-from swarm.data.encoding import encoded
+from swarm.data.documents.marks import Marks, Values
+from swarm.data.documents.samples import DocumentWriter
+from swarm.data.encoding import Encoder, TextEncoder, encoded
 from swarm.data.pieces import PieceList
 from swarm.data.skipped import Skipped, SkippedCount
 from swarm.data.token_file import TokenBytes, TokenFile, TokenWriter, partial_path, pieces_path, token_bytes_for
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 _COPY_TOKENS = 1 << 22
 CHECKPOINT_CHARACTERS = 1 << 26
 """So much text between two places from which an interrupted call is gone on with."""
+CUT = "conversations cut at data.sequence_length"
+TOO_LONG = "conversations without an answer within data.sequence_length"
 SAY_EVERY_S = 15.0
 _RECORD, _CHECKPOINT = "prepared.json", "prepared.partial.json"
 
@@ -55,6 +60,8 @@ class PreparedData:
     end_of_document: int | None
     """The id that closes each document, if there is one."""
     num_train_tokens: int
+    num_train_targets: int
+    """Of them, those that are to be learnt."""
     num_held_out_tokens: int
     train_digest: bytes
     held_out_digest: bytes
@@ -83,7 +90,8 @@ def prepare_data(data: DataTable, out_dir: Path, say: Callable[[str], None] = lo
     """
     tokenizer = load_tokenizer(data.tokenizer)
     sources = [
-        Corpus(source.text, source.text_field or data.text_field, data.max_text_mb * 10**6) for source in data.sources()
+        Corpus(source.text, source.text_field or "", data.max_text_mb * 10**6, source.kind == "chat")
+        for source in data.sources()
     ]
     inputs = _inputs_digest(data, tokenizer, sources)
     prepared = _reusable(out_dir, inputs)
@@ -120,6 +128,9 @@ class _Place:
     """Tokens, and hashes of their whole pieces."""
     held_out: tuple[int, str] = (0, "")
     num_characters: int = 0
+    num_train_targets: int = 0
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """Of what was encoded: conversations, and ends of them."""
 
 
 @dataclass
@@ -134,9 +145,10 @@ class _Preparing:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.token_bytes = token_bytes_for(self.tokenizer.vocab_size)
+        self.marks = marks_of(self.data)
+        self.token_bytes = token_bytes_for(self.tokenizer.vocab_size << self.marks.bits)
         self.train_path, self.held_out_path = self.out_dir / "train.tokens", self.out_dir / "held_out.tokens"
-        self.skipped = SkippedCount()
+        self.skipped, self.left_out = SkippedCount(), SkippedCount()
 
     def whole(self) -> PreparedData:
         place = self._interrupted()
@@ -146,9 +158,10 @@ class _Preparing:
             except (LocalError, OSError):  # what was written is not there any more
                 place = _Place()
                 train, held_out = self._writers(stack, place)
-            mixture = self._write(place, train, held_out)
-        if min(train.num_tokens, held_out.num_tokens) <= self.data.sequence_length and len(mixture) == 1:
-            train, held_out = self._split_at_end()
+            mixture = self._write(place, self._documents(train), self._documents(held_out))
+        num_targets = place.num_train_targets
+        if min(train.num_tokens, held_out.num_tokens) < _sample_tokens(self.data) and len(mixture) == 1:
+            train, held_out, num_targets = self._split_at_end()
         prepared = PreparedData(
             train_path=self.train_path,
             held_out_path=self.held_out_path,
@@ -157,11 +170,12 @@ class _Preparing:
             token_bytes=self.token_bytes,
             end_of_document=self.tokenizer.end_of_document,
             num_train_tokens=train.num_tokens,
+            num_train_targets=num_targets,
             num_held_out_tokens=held_out.num_tokens,
             train_digest=train.pieces.digest if train.num_tokens else b"",
             held_out_digest=held_out.pieces.digest if held_out.num_tokens else b"",
             mixture=mixture if self.data.mixture else (),
-            skipped=self.skipped.found(),
+            skipped=tuple(sorted((*self.skipped.found(), *self.left_out.found()), key=lambda one: one.reason)),
         )
         _check_length(prepared, self.data)
         for path, writer in ((self.train_path, train), (self.held_out_path, held_out)):
@@ -170,6 +184,10 @@ class _Preparing:
         _write_record(self.out_dir, self.inputs, prepared)
         (self.out_dir / _CHECKPOINT).unlink(missing_ok=True)
         return prepared
+
+    def _documents(self, file: TokenWriter) -> DocumentWriter:
+        padding = self.tokenizer.end_of_document or 0
+        return DocumentWriter(file, self.marks, self.data.sequence_length, padding=padding)
 
     def _writers(self, stack: ExitStack, place: _Place) -> tuple[TokenWriter, TokenWriter]:
         train, held_out = (
@@ -180,22 +198,27 @@ class _Preparing:
         )
         return train, held_out
 
-    def _write(self, place: _Place, train: TokenWriter, held_out: TokenWriter) -> tuple[MixedSource, ...]:
+    def _write(self, place: _Place, train: DocumentWriter, held_out: DocumentWriter) -> tuple[MixedSource, ...]:
         said_at, began_at, began_with = time.monotonic(), time.monotonic(), place.num_characters
         share = self.data.held_out_share
         self.skipped = SkippedCount.of([_skipped(one) for one in place.skipped])
+        self.left_out = SkippedCount.of([_skipped(one) for one in place.left_out])
         for index in range(place.source, len(self.sources)):
             source = self.sources[index]
             if index >= len(place.sources):
-                train.fill_piece()
+                train.file.fill_piece()
                 place.source, place.file, place.documents = index, 0, 0
-                place.sources.append({"first_token": train.num_tokens})
-            source.skipped = self.skipped
+                place.sources.append({"first_token": train.file.num_tokens})
+            source.skipped, encoder = self.skipped, self._encoder(source)
             saved_at = place.num_characters
-            for (file, before), text, ids in encoded(_from(source, place.file, place.documents), self.tokenizer):
+            for (file, before), text, values in encoded(_from(source, place.file, place.documents), encoder):
                 if file != place.file:
                     place.file, place.documents, place.skipped = file, 0, before
-                (held_out if _is_held_out(text, share) else train).write(ids)
+                found = self._fitting(source, file, values)
+                if found is not None and _is_held_out(text, share):
+                    held_out.write(found)
+                elif found is not None:
+                    place.num_train_targets += train.write(found)
                 place.documents += 1
                 place.num_characters += len(text)
                 if place.num_characters - saved_at >= CHECKPOINT_CHARACTERS:
@@ -205,15 +228,39 @@ class _Preparing:
                     said_at = time.monotonic()
                     rate = (place.num_characters - began_with) / (said_at - began_at)
                     self.say(f"encoded {place.num_characters / 1e6:.0f} MB of text, {rate / 1e6:.1f} MB/s")
-            place.sources[index]["num_tokens"] = train.num_tokens - place.sources[index]["first_token"]
+            train.flush()
+            place.sources[index]["num_tokens"] = train.file.num_tokens - place.sources[index]["first_token"]
             place.source, place.skipped = index + 1, [asdict(one) for one in self.skipped.found()]
             self._save(place, train, held_out)
         weights = [source.weight for source in self.data.sources()]
         return tuple(MixedSource(**where, weight=weight) for where, weight in zip(place.sources, weights, strict=True))
 
-    def _save(self, place: _Place, train: TokenWriter, held_out: TokenWriter) -> None:
-        place.train = (train.num_tokens, train.sync().hex())
-        place.held_out = (held_out.num_tokens, held_out.sync().hex())
+    def _encoder(self, source: Corpus) -> Encoder:
+        if source.is_chat:
+            from swarm.data.documents.chat import ChatEncoder  # with transformers
+
+            return ChatEncoder(Path(self.data.tokenizer), self.marks)
+        return TextEncoder(self.tokenizer, self.marks)
+
+    def _fitting(self, source: Corpus, file: int, values: Values | str) -> Values | None:
+        """What of a document is written; None if nothing is. A conversation loses what is over a sample's length."""
+        name, length = source.files()[file].name, self.data.sequence_length
+        if isinstance(values, str):
+            self.left_out.add(values, name)
+            return None
+        if source.is_chat and len(values) > length:
+            values = values[:length]
+            has_answer = bool(self.marks.learnt(values).any())
+            self.left_out.add(CUT if has_answer else TOO_LONG, name)
+            return values if has_answer else None
+        return values
+
+    def _save(self, place: _Place, train: DocumentWriter, held_out: DocumentWriter) -> None:
+        for documents in (train, held_out):
+            documents.flush()  # a call that goes on from here knows of none that wait
+        place.train = (train.file.num_tokens, train.file.sync().hex())
+        place.held_out = (held_out.file.num_tokens, held_out.file.sync().hex())
+        place.left_out = [asdict(one) for one in self.left_out.found()]
         with whole_file(self.out_dir / _CHECKPOINT) as partial:
             partial.write_text(json.dumps({"inputs": self.inputs, **asdict(place)}))
 
@@ -227,8 +274,9 @@ class _Preparing:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return _Place()
 
-    def _split_at_end(self) -> tuple[TokenWriter, TokenWriter]:
-        """Hold out the last tokens of the text: `held_out_share` of them, at least one sequence."""
+    def _split_at_end(self) -> tuple[TokenWriter, TokenWriter, int]:
+        """Hold out the last tokens of the text: `held_out_share` of them, at least one sample; whole samples of
+        documents. Also the number of targets that are left to train on."""
         paths = [self.train_path, self.held_out_path]
         files = [TokenFile(path, self.token_bytes) for path in paths if path.stat().st_size]
         whole_path, num_tokens = self.out_dir / "whole.tokens", sum(map(len, files))
@@ -236,8 +284,10 @@ class _Preparing:
             with TokenWriter(whole_path, self.token_bytes) as whole:
                 for file in files:
                     _copy(file, 0, len(file), whole)
-            num_held_out = max(self.data.sequence_length + 1, int(num_tokens * self.data.held_out_share))
-            cut = max(0, num_tokens - num_held_out)
+            num_held_out = max(_sample_tokens(self.data), int(num_tokens * self.data.held_out_share))
+            cut, num_targets = max(0, num_tokens - num_held_out), 0
+            if self.marks.documents:
+                cut -= cut % self.data.sequence_length
             with (
                 TokenWriter(self.train_path, self.token_bytes) as train,
                 TokenWriter(self.held_out_path, self.token_bytes) as held_out,
@@ -245,10 +295,23 @@ class _Preparing:
                 if num_tokens:
                     tokens = TokenFile(whole_path, self.token_bytes)
                     _copy(tokens, 0, cut, train)
+                    num_targets = sum(
+                        int(self.marks.learnt(tokens.read(at, min(at + _COPY_TOKENS, cut))).sum())
+                        for at in range(0, cut, _COPY_TOKENS)
+                    )
                     _copy(tokens, cut, num_tokens, held_out)
         finally:
             whole_path.unlink(missing_ok=True)
-        return train, held_out
+        return train, held_out, num_targets
+
+
+def marks_of(data: DataTable) -> Marks:
+    """What the files of such a run say of tokens."""
+    return Marks(data.packing == "masked", data.learnt == "answers")
+
+
+def _sample_tokens(data: DataTable) -> int:
+    return data.sequence_length + (data.packing == "packed")
 
 
 def _from(source: Corpus, file: int, documents: int) -> Iterator[tuple[tuple[int, list[dict[str, Any]]], str]]:
@@ -282,7 +345,7 @@ def _is_held_out(text: str, share: float) -> bool:
 
 
 def _check_length(prepared: PreparedData, data: DataTable) -> None:
-    needed = data.sequence_length + 1
+    needed = _sample_tokens(data)
     shortest = min([prepared.num_held_out_tokens, *(source.num_tokens for source in prepared.mixture)])
     if min(prepared.num_train_tokens, shortest) >= needed:
         return
@@ -300,8 +363,22 @@ def _inputs_digest(data: DataTable, tokenizer: Tokenizer, sources: Sequence[Corp
     found = [[[file.name, file.size_bytes, file.identity] for file in source.files()] for source in sources]
     fields = [source.text_field for source in sources]
     weights = [source.weight for source in data.sources()]
-    inputs = [tokenizer.identity, fields, weights, data.max_text_mb, data.held_out_share, data.sequence_length, found]
+    kinds, template = [source.is_chat for source in sources], _template_identity(data)
+    marks = [data.packing, data.learnt, kinds, template]
+    options = [data.max_text_mb, data.held_out_share, data.sequence_length]
+    inputs = [tokenizer.identity, fields, weights, *options, marks, found]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+def _template_identity(data: DataTable) -> str:
+    """Of a folder that conversations are encoded by: all that says how."""
+    if not data.has_chats:
+        return ""
+    path = Path(data.tokenizer)
+    folder = path if path.is_dir() else path.parent
+    names = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+    found = [(folder / name).read_bytes() for name in names if (folder / name).is_file()]
+    return hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in found)).hexdigest()
 
 
 def _stamp(path: Path) -> list[int]:

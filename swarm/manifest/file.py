@@ -17,7 +17,7 @@ from swarm.core.pipeline.data_order import SLICES
 from swarm.core.settings import DataSettings, ModelSettings, RunSettings, TrainingSettings
 from swarm.core.tables import read_table
 from swarm.data.corpus import is_url
-from swarm.data.prepare import PreparedData
+from swarm.data.prepare import PreparedData, marks_of
 from swarm.data.token_file import token_bytes_for
 from swarm.data.tokenizer import BYTES, load_tokenizer
 from swarm.manifest.model import model_settings
@@ -121,6 +121,9 @@ def freeze(
             sequence_length=data.sequence_length,
             chunk_tokens=data.chunk_tokens or _default_chunk_tokens(manifest, prepared),
             seed=data.seed,
+            documents=data.packing,
+            loss_on=data.learnt,
+            num_train_targets=prepared.num_train_targets if data.packing == "masked" else None,
             mixture=tuple((source.first_token, source.num_tokens, source.weight) for source in prepared.mixture),
         ),
         trust=run.trust,
@@ -144,9 +147,10 @@ def assumed_data(manifest: Manifest) -> PreparedData:
         held_out_path=nowhere,
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
-        token_bytes=token_bytes_for(tokenizer.vocab_size),
+        token_bytes=token_bytes_for(tokenizer.vocab_size << marks_of(manifest.data).bits),
         end_of_document=tokenizer.end_of_document,
         num_train_tokens=MIN_CHUNKS * chunk_tokens,
+        num_train_targets=MIN_CHUNKS * chunk_tokens,
         num_held_out_tokens=chunk_tokens,
         train_digest=bytes(32),
         held_out_digest=bytes(32),

@@ -1,15 +1,17 @@
 """The tables of a run's TOML. `[run]`, `[model]` and `[data]` are what a person writes instead of digests and JSON."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from swarm.core.settings import (
     AdapterSettings,
     ComputeDtype,
     Licence,
+    LossOn,
     ModelSettings,
     NumTokens,
+    Packing,
     RunName,
     RunSettings,
     Seed,
@@ -19,6 +21,8 @@ from swarm.core.settings import (
     Weight,
 )
 from swarm.core.tables import Amendable, Bounds, Table, show
+
+Kind = Literal["text", "chat"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class SourceTable(Table):
     weight: Weight
     text_field: Annotated[str, Bounds(least=1)] | None = None
     """None: as `DataTable` has it."""
+    kind: Kind | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +124,21 @@ class DataTable(Table):
     text_field: Annotated[
         str, Bounds(least=1), "The field of each jsonl line, or column of each Parquet file, that holds its text."
     ] = "text"
+    kind: Annotated[
+        Kind,
+        'What rows hold: "text", or "chat", conversations that the tokenizer\'s chat template makes text of.',
+    ] = "text"
+    documents: Annotated[
+        Packing | None,
+        Example("masked"),
+        '"packed": documents lie end to end, and samples are cut from that. "masked": they are packed whole into '
+        'samples, and attention stays within each. By default "masked" where a source holds conversations:',
+    ] = None
+    loss_on: Annotated[
+        LossOn | None,
+        Example("answers"),
+        '"all", or "answers": of conversations only the answers are learnt. By default "answers" where there are any:',
+    ] = None
     max_text_mb: Annotated[
         int, Bounds(least=1, most=1 << 24), "Reading a source stops after this many megabytes of text."
     ] = 1 << 17
@@ -136,12 +157,36 @@ class DataTable(Table):
     seed: Annotated[Seed, "Another number gives another order of the data, and other initial weights."] = 0
 
     def sources(self) -> tuple[SourceTable, ...]:
-        """Of a mixture; else the text as the only one."""
-        return self.mixture or (SourceTable(text=self.text, weight=1),)
+        """Of a mixture; else the text as the only one. Each with its own field and kind."""
+        found = self.mixture or (SourceTable(text=self.text, weight=1),)
+        return tuple(
+            replace(one, text_field=one.text_field or self.text_field, kind=one.kind or self.kind) for one in found
+        )
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether a source holds conversations."""
+        return any(source.kind == "chat" for source in self.sources())
+
+    @property
+    def packing(self) -> Packing:
+        """What is meant by `documents`."""
+        return self.documents or ("masked" if self.has_chats else "packed")
+
+    @property
+    def learnt(self) -> LossOn:
+        """What is meant by `loss_on`."""
+        return self.loss_on or ("answers" if self.has_chats else "all")
 
     def disagreement(self, given: Collection[str]) -> str | None:
         if self.text and self.mixture:
             return f"text = {show(self.text)} and data.mixture are both given; keep one of them"
+        if self.has_chats and self.packing == "packed":
+            return 'documents = "packed" would cut conversations anywhere; remove it, or data.kind = "chat"'
+        if not self.has_chats and self.learnt == "answers":
+            return 'loss_on = "answers", but no source has kind = "chat"; remove it, or set data.kind'
+        if self.has_chats and self.tokenizer == "bytes":
+            return 'kind = "chat", but data.tokenizer = "bytes" has no chat template; give the folder of a tokenizer'
         return None
 
 

@@ -12,6 +12,7 @@ from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.pipeline.targets import MAX_BOUNDS, most_documents
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.settings import MOST_STEPS, RunSettings
 from swarm.core.tables import read_table
@@ -67,9 +68,16 @@ def checked_settings(value: Value) -> RunSettings:
 def _check_agreement(settings: RunSettings) -> None:
     data, batch = settings.data, settings.batch
     check_model(settings.model, vocab_size=data.vocab_size, sequence_length=data.sequence_length)
-    if data.vocab_size > 256**data.token_bytes:
-        raise SettingsError(f"data.vocab_size = {data.vocab_size} does not fit data.token_bytes = {data.token_bytes}")
-    if data.num_held_out_tokens <= data.sequence_length:
+    if data.vocab_size << data.mark_bits > 256**data.token_bytes:
+        raise SettingsError(
+            f"data.vocab_size = {data.vocab_size} with {data.mark_bits} marks does not fit data.token_bytes = "
+            f"{data.token_bytes}"
+        )
+    if data.documents == "masked":
+        _check_documents(settings)
+    if (data.num_train_targets or 0) > data.num_train_tokens:
+        raise SettingsError(f"data.num_train_targets = {data.num_train_targets} of {data.num_train_tokens} tokens")
+    if data.num_held_out_samples < 1:
         raise SettingsError(
             f"data.text is too short: {data.num_held_out_tokens} held-out tokens hold no sample of "
             f"data.sequence_length = {data.sequence_length}; add text or shorten the sequences"
@@ -108,6 +116,17 @@ def _check_agreement(settings: RunSettings) -> None:
             f"initial_state_digests: {len(settings.initial_state_digests)} digests for {settings.model.num_stages} "
             "stages; give one for each"
         )
+
+
+def _check_documents(settings: RunSettings) -> None:
+    size, each = settings.batch.microbatch_size, most_documents(settings.data.sequence_length)
+    if size * each > MAX_BOUNDS:
+        raise SettingsError(
+            f'batch.microbatch_size = {size}: with data.documents = "masked" a microbatch has up to {each} documents a '
+            f"sample, {MAX_BOUNDS} at most; give at most {MAX_BOUNDS // each}"
+        )
+    if settings.data.sequence_length < 2:
+        raise SettingsError("data.sequence_length = 1 holds no document with a target; raise it")
 
 
 MOST_AUDITED_STEPS = 32

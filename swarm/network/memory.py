@@ -18,7 +18,7 @@ from swarm.core.transfers import Transfer
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.directory.records import Record, newest_of, sign_record
 from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
-from swarm.network.transport import MAX_META_BYTES, Handler, Message
+from swarm.network.transport import MAX_META_BYTES, Handler, Message, Way
 
 PIECE_BYTES = 16 << 10
 """Messages that share a line take turns with pieces of this length."""
@@ -271,6 +271,9 @@ class MemoryTransport:
 
     def traffic(self) -> tuple[int, int]:
         return self._bytes_sent, self._bytes_received
+
+    def ways(self) -> dict[PeerId, Way]:
+        return {}
 
     async def close(self) -> None:
         if self._network.is_live(self):

@@ -5,6 +5,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from swarm.core.canonical import Value
@@ -42,6 +43,15 @@ TransientError without its text.
 """
 
 
+class Way(Enum):
+    """How another peer is reached, and so whose line its bulk costs."""
+
+    DIRECT = "direct"
+    PUNCHED = "punched"
+    RELAYED = "relayed"
+    """Through a relay alone: its owner's bytes, twice."""
+
+
 class Transport(Protocol):
     """Calls between peers. Every call has deadlines; a peer's death breaks its open calls at once."""
 
@@ -76,6 +86,9 @@ class Transport(Protocol):
     def traffic(self) -> tuple[int, int]:
         """(bytes sent, bytes received) in bodies and headers so far."""
 
+    def ways(self) -> Mapping[PeerId, Way]:
+        """To the peers that this one deals with and is in touch with, as last looked."""
+
     async def close(self) -> None:
         """Break all open calls, cancel all handlers and leave nothing behind, within 2 s."""
 
@@ -109,6 +122,9 @@ class TransportAround:
 
     def traffic(self) -> tuple[int, int]:
         return self._inner.traffic()
+
+    def ways(self) -> Mapping[PeerId, Way]:
+        return self._inner.ways()
 
     async def close(self) -> None:
         await self._inner.close()

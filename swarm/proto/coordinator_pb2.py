@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm/proto/coordinator.proto\x12\x15homeswarm.coordinator\"\x0c\n\nRunRequest\"h\n\x03Run\x12\x12\n\nsigned_run\x18\x01 \x01(\x0c\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07release\x18\x03 \x01(\t\x12\x17\n\x0fminimum_release\x18\x04 \x01(\t\x12\x11\n\tadmission\x18\x05 \x01(\t\"\x1d\n\x0cPeersRequest\x12\r\n\x05stage\x18\x01 \x01(\r\"\x97\x01\n\x04Peer\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07present\x18\x04 \x01(\x08\x12\x12\n\nnum_tokens\x18\x05 \x01(\x04\x12\x18\n\x10num_microbatches\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x0c\n\x04rank\x18\x08 \x01(\r\"3\n\x05Peers\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.homeswarm.coordinator.Peer\"\x14\n\x12\x43heckpointsRequest\"\x1e\n\x0b\x43heckpoints\x12\x0f\n\x07records\x18\x01 \x03(\x0c\"@\n\x0f\x44ownloadRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x15\n\x05Piece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"Q\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x13\n\x0bnum_present\x18\x03 \x01(\r\x12\x13\n\x0bnum_missing\x18\x04 \x01(\r\"\x91\x02\n\x06Status\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x04\x12,\n\x06stages\x18\x05 \x03(\x0b\x32\x1c.homeswarm.coordinator.Stage\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\x12\x11\n\x04loss\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rheld_out_loss\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nnum_events\x18\n \x01(\x04\x12\r\n\x05\x62ooks\x18\x0b \x01(\x0c\x42\x07\n\x05_lossB\x10\n\x0e_held_out_loss2\xae\x03\n\x0b\x43oordinator\x12G\n\x06GetRun\x12!.homeswarm.coordinator.RunRequest\x1a\x1a.homeswarm.coordinator.Run\x12N\n\tListPeers\x12#.homeswarm.coordinator.PeersRequest\x1a\x1c.homeswarm.coordinator.Peers\x12`\n\x0fListCheckpoints\x12).homeswarm.coordinator.CheckpointsRequest\x1a\".homeswarm.coordinator.Checkpoints\x12R\n\x08\x44ownload\x12&.homeswarm.coordinator.DownloadRequest\x1a\x1c.homeswarm.coordinator.Piece0\x01\x12P\n\tGetStatus\x12$.homeswarm.coordinator.StatusRequest\x1a\x1d.homeswarm.coordinator.Statusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm/proto/coordinator.proto\x12\x15homeswarm.coordinator\"\x0c\n\nRunRequest\"h\n\x03Run\x12\x12\n\nsigned_run\x18\x01 \x01(\x0c\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07release\x18\x03 \x01(\t\x12\x17\n\x0fminimum_release\x18\x04 \x01(\t\x12\x11\n\tadmission\x18\x05 \x01(\t\"\x1d\n\x0cPeersRequest\x12\r\n\x05stage\x18\x01 \x01(\r\"\xd5\x01\n\x04Peer\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0f\n\x07present\x18\x04 \x01(\x08\x12\x12\n\nnum_tokens\x18\x05 \x01(\x04\x12\x18\n\x10num_microbatches\x18\x06 \x01(\x04\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x0c\n\x04rank\x18\x08 \x01(\r\x12\x12\n\nnum_direct\x18\t \x01(\r\x12\x13\n\x0bnum_punched\x18\n \x01(\r\x12\x13\n\x0bnum_relayed\x18\x0b \x01(\r\"3\n\x05Peers\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.homeswarm.coordinator.Peer\"\x14\n\x12\x43heckpointsRequest\"\x1e\n\x0b\x43heckpoints\x12\x0f\n\x07records\x18\x01 \x03(\x0c\"@\n\x0f\x44ownloadRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x15\n\x05Piece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"Q\n\x05Stage\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x13\n\x0bnum_present\x18\x03 \x01(\r\x12\x13\n\x0bnum_missing\x18\x04 \x01(\r\"\x91\x02\n\x06Status\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x04\x12,\n\x06stages\x18\x05 \x03(\x0b\x32\x1c.homeswarm.coordinator.Stage\x12\x12\n\nnum_tokens\x18\x06 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\x12\x11\n\x04loss\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rheld_out_loss\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x12\n\nnum_events\x18\n \x01(\x04\x12\r\n\x05\x62ooks\x18\x0b \x01(\x0c\x42\x07\n\x05_lossB\x10\n\x0e_held_out_loss2\xae\x03\n\x0b\x43oordinator\x12G\n\x06GetRun\x12!.homeswarm.coordinator.RunRequest\x1a\x1a.homeswarm.coordinator.Run\x12N\n\tListPeers\x12#.homeswarm.coordinator.PeersRequest\x1a\x1c.homeswarm.coordinator.Peers\x12`\n\x0fListCheckpoints\x12).homeswarm.coordinator.CheckpointsRequest\x1a\".homeswarm.coordinator.Checkpoints\x12R\n\x08\x44ownload\x12&.homeswarm.coordinator.DownloadRequest\x1a\x1c.homeswarm.coordinator.Piece0\x01\x12P\n\tGetStatus\x12$.homeswarm.coordinator.StatusRequest\x1a\x1d.homeswarm.coordinator.Statusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERSREQUEST']._serialized_start=176
   _globals['_PEERSREQUEST']._serialized_end=205
   _globals['_PEER']._serialized_start=208
-  _globals['_PEER']._serialized_end=359
-  _globals['_PEERS']._serialized_start=361
-  _globals['_PEERS']._serialized_end=412
-  _globals['_CHECKPOINTSREQUEST']._serialized_start=414
-  _globals['_CHECKPOINTSREQUEST']._serialized_end=434
-  _globals['_CHECKPOINTS']._serialized_start=436
-  _globals['_CHECKPOINTS']._serialized_end=466
-  _globals['_DOWNLOADREQUEST']._serialized_start=468
-  _globals['_DOWNLOADREQUEST']._serialized_end=532
-  _globals['_PIECE']._serialized_start=534
-  _globals['_PIECE']._serialized_end=555
-  _globals['_STATUSREQUEST']._serialized_start=557
-  _globals['_STATUSREQUEST']._serialized_end=572
-  _globals['_STAGE']._serialized_start=574
-  _globals['_STAGE']._serialized_end=655
-  _globals['_STATUS']._serialized_start=658
-  _globals['_STATUS']._serialized_end=931
-  _globals['_COORDINATOR']._serialized_start=934
-  _globals['_COORDINATOR']._serialized_end=1364
+  _globals['_PEER']._serialized_end=421
+  _globals['_PEERS']._serialized_start=423
+  _globals['_PEERS']._serialized_end=474
+  _globals['_CHECKPOINTSREQUEST']._serialized_start=476
+  _globals['_CHECKPOINTSREQUEST']._serialized_end=496
+  _globals['_CHECKPOINTS']._serialized_start=498
+  _globals['_CHECKPOINTS']._serialized_end=528
+  _globals['_DOWNLOADREQUEST']._serialized_start=530
+  _globals['_DOWNLOADREQUEST']._serialized_end=594
+  _globals['_PIECE']._serialized_start=596
+  _globals['_PIECE']._serialized_end=617
+  _globals['_STATUSREQUEST']._serialized_start=619
+  _globals['_STATUSREQUEST']._serialized_end=634
+  _globals['_STAGE']._serialized_start=636
+  _globals['_STAGE']._serialized_end=717
+  _globals['_STATUS']._serialized_start=720
+  _globals['_STATUS']._serialized_end=993
+  _globals['_COORDINATOR']._serialized_start=996
+  _globals['_COORDINATOR']._serialized_end=1426
 # @@protoc_insertion_point(module_scope)

@@ -31,7 +31,7 @@ class PeersRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("peer_id", "stage", "version", "present", "num_tokens", "num_microbatches", "num_steps", "rank")
+    __slots__ = ("peer_id", "stage", "version", "present", "num_tokens", "num_microbatches", "num_steps", "rank", "num_direct", "num_punched", "num_relayed")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,9 @@ class Peer(_message.Message):
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_DIRECT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PUNCHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RELAYED_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     stage: int
     version: int
@@ -48,7 +51,10 @@ class Peer(_message.Message):
     num_microbatches: int
     num_steps: int
     rank: int
-    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., present: _Optional[bool] = ..., num_tokens: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., num_steps: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    num_direct: int
+    num_punched: int
+    num_relayed: int
+    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., present: _Optional[bool] = ..., num_tokens: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., num_steps: _Optional[int] = ..., rank: _Optional[int] = ..., num_direct: _Optional[int] = ..., num_punched: _Optional[int] = ..., num_relayed: _Optional[int] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("peers",)

@@ -77,7 +77,7 @@ class Limit(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., used: _Optional[str] = ..., meaning: _Optional[str] = ..., at_next_start: _Optional[bool] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("peer_id", "state", "reason", "uptime_s", "run_name", "run_id", "host", "place", "work", "audits", "traffic", "machine", "limits", "addresses", "num_neighbours", "reach", "credit")
+    __slots__ = ("peer_id", "state", "reason", "uptime_s", "run_name", "run_id", "host", "place", "work", "audits", "traffic", "machine", "limits", "addresses", "num_neighbours", "reach", "credit", "links")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Status(_message.Message):
     NUM_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     state: str
     reason: str
@@ -112,7 +113,16 @@ class Status(_message.Message):
     num_neighbours: int
     reach: Reach
     credit: Credit
-    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., host: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., host: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("peer_id", "way")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    way: str
+    def __init__(self, peer_id: _Optional[str] = ..., way: _Optional[str] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("tokens", "microbatches", "steps", "rank", "num_ranked")

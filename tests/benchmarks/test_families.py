@@ -4,6 +4,7 @@ import json
 
 from click.testing import CliRunner
 
+from benchmarks.families import finetuning
 from benchmarks.families.__main__ import SMOKE, main
 
 
@@ -18,3 +19,15 @@ def test_a_checkpoint_is_trained_and_taken_home() -> None:
         assert row["logits_equal"]
         assert row["export_equal"]
         assert row["resumed_equal"]
+
+
+def test_adapters_are_trained_as_by_peft_alone() -> None:
+    found = CliRunner().invoke(finetuning.main, ["--smoke", "--json"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    said = json.loads(found.stdout.splitlines()[-1])
+    assert said["round_share"] < 0.02
+    row = said["plain"]
+    assert row["loss"] < row["loss_before"]
+    assert abs(row["off"]) < 0.02
+    assert row["loads_with_peft"]
+    assert row["base_unchanged"]

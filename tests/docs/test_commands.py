@@ -22,17 +22,27 @@ from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
 
-NEED_NAMESPACES = ("benchmarks.big_stage", "benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
+NEED_NAMESPACES = (
+    "benchmarks.big_stage",
+    "benchmarks.homes.bulk",
+    "benchmarks.homes.links",
+    "benchmarks.homes.punching",
+    "benchmarks.outer_steps",
+    "benchmarks.owner.limits",
+)
 NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
+    "benchmarks.homes.punching",
+    "benchmarks.outer_steps",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
     "benchmarks.training_throughput",
+    "benchmarks.windows.audits",
     "tests.chaos",
 )
 """A dozen seconds of the processor and more, however small: several processes, each of which imports torch."""
@@ -52,13 +62,23 @@ BY_A_TEST = {
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
+    "swarm demo --attack KIND:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --attack written_result:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm config gpu auto": "tests/peer/owner/test_gpu_limits.py",
     "swarm families": "tests/swarm/test_cli_commands.py",
+    "python -m benchmarks.families.finetuning --json": "tests/benchmarks/test_families.py",
+    "swarm evidence verify FILE --base BASE": "tests/swarm/checkpoint/test_adapters.py",
+    "swarm export run/checkpoints adapters": "tests/swarm/checkpoint/test_adapters.py",
+    "swarm export run/checkpoints model --base MODEL": "tests/swarm/checkpoint/test_adapters.py",
+    "swarm init --checkpoint MODEL --lora 16 --qlora run.toml": "tests/swarm/commands/test_init.py",
+    "swarm init --checkpoint MODEL --lora 16 run.toml": "tests/swarm/commands/test_init.py",
+    "swarm plan run.toml": "tests/swarm/commands/test_plan_command.py",
+    "swarm pull 'swarm://...' adapters": "tests/swarm/commands/test_pull.py",
+    "swarm pull 'swarm://...' model --base MODEL": "tests/swarm/commands/test_pull.py",
     "swarm evidence fetch PAGE PEER FILE --run-key KEY": "tests/bootstrap/program/test_dashboard.py",
     "swarm evidence verify FILE": "tests/verification/audit/test_evidence.py",
-    "swarm evidence verify FILE --data TOKENS --run-key PEER": "tests/verification/audit/test_evidence.py",
+    "swarm evidence verify FILE --data TOKENS --base BASE --run-key PEER": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify run/evidence/*": "tests/verification/audit/test_evidence.py",
     "swarm identity export FILE": "tests/swarm/identity/test_backup.py",
     "swarm init --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",

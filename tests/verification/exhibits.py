@@ -47,7 +47,7 @@ from tests.swarm.core.round.round_members import certified, result_of, roster_of
 from tests.swarm.core.round.round_world import identities, run_key, witness_identities
 from tests.swarm.model.tiny_models import VOCAB_SIZE, tiny_model
 from verification.pipeline.exchanges import Exchange
-from verification.pipeline.headers import BirthRecord, Direction, HopHeader
+from verification.pipeline.headers import BirthRecord, Direction, HopHeader, document_bounds
 from verification.round.papers import NO_HEADER, Bytes, Exhibit, Papers
 
 RUN_ID = "ab" * 32
@@ -142,7 +142,7 @@ class SmallRun:
         x = torch.from_numpy(tokens)
         for stage, replica in enumerate(line[:-1]):
             version, weights = replica.weights_for(step)
-            y, kept = replica.model.forward(weights, x, keep=True)
+            y, kept = replica.model.forward(weights, x, keep=True, bounds=birth.document_bounds)
             assert kept is not None
             versions.append(version)
             saved.append(kept)
@@ -156,7 +156,9 @@ class SmallRun:
             x = forward.decode(x_bodies[-1], shape)
         version, weights = line[-1].weights_for(step)
         versions.append(version)
-        _, _, kept_loss = line[-1].model.loss(weights, x, torch.from_numpy(targets), keep=True)
+        _, _, kept_loss = line[-1].model.loss(
+            weights, x, torch.from_numpy(targets), keep=True, bounds=birth.document_bounds
+        )
         assert kept_loss is not None
         grad = line[-1].model.loss_backward(kept_loss, sums[-1])
         gradients: list[tuple[HopHeader, Bytes]] = []
@@ -275,6 +277,7 @@ class SmallRun:
             num_targets=int((targets >= 0).sum()),
             tokens_digest=hashlib.sha256(tokens.astype("<i4").tobytes()).digest(),
             targets_digest=hashlib.sha256(targets.astype("<i4").tobytes()).digest(),
+            document_bounds=document_bounds(targets),
         ).signed_by(source)
 
     def _header(
@@ -361,11 +364,14 @@ def work_of(papers: Papers, version: Version) -> Work:
 
 
 def tokens_and_targets(settings: RunSettings, number: int) -> tuple[Any, Any]:
-    """int64 (B, L) each, drawn from the number; a few targets are not counted."""
+    """int64 (B, L) each, drawn from the number; a few targets are not counted, and, where a run has documents by
+    themselves, some begin with these."""
     rng = np.random.default_rng(number)
     shape = (settings.batch.microbatch_size, settings.data.sequence_length)
     tokens, targets = (rng.integers(0, settings.data.vocab_size, shape) for _ in range(2))
     targets[rng.random(shape) < 0.1] = -100
+    if settings.data.documents == "masked":
+        targets[rng.random(shape) < 0.1] = -101
     return tokens, targets
 
 

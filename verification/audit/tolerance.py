@@ -39,15 +39,15 @@ OFF = 0.25
 """A value is off by more than this share of itself, or of its chunk's RMS if that is larger."""
 LOCAL = 0.25
 """What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
-ACCEPTED = 1.5
+ACCEPTED = 1.0
 """Own errors that are accepted without suspicion."""
-CONVICTING = 3.0
+CONVICTING = 2.0
 """Own errors past which a claim is fraud."""
 CLEARLY = 50.0
 """Own errors past which a few replays are enough to know them by."""
-ILL_CONDITIONED = 0.25
+ILL_CONDITIONED = 0.5
 """Own error past which nearly nothing but rounding decides what comes out: fraud there is what is `CLEARLY` off."""
-CAUTION = 1.25
+CAUTION = 1.15
 """An accuser wants so much more than who judges: the judge's own error may come out a little larger."""
 
 

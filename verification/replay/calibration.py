@@ -35,6 +35,7 @@ from verification.replay.spread import (
     Spread,
     Weights,
     Work,
+    drawn_outcomes,
 )
 
 NATIVE = "native"
@@ -105,14 +106,17 @@ def measure(plan: Plan, on_progress: Callable[[int], None] = lambda done: None) 
             for process in processes:
                 process.begin(work.scene)
 
+        benches = {dtype: Bench(dtype) for dtype in plan.dtypes}
         begin(0)
         for number in range(plan.num_microbatches):
             answers = [process.outcomes() for process in processes]
             if number + 1 < plan.num_microbatches:
                 begin(number + 1)  # computed there while these are compared here
+            work = material.work(number, plan.scenes)
             for dtype in plan.dtypes:
+                drawn = drawn_outcomes(benches[dtype], material.weights[work.scene], work)
                 outcomes = [outcome for answer in answers for outcome in answer[dtype]]
-                spread.add(dtype, outcomes, stage=number // len(plan.scenes) % 2)
+                spread.add(dtype, outcomes, drawn, stage=number // len(plan.scenes) % 2)
             on_progress(number + 1)
     return spread.rows()
 

@@ -6,13 +6,14 @@ from typing import Literal
 
 import numpy as np
 
-from swarm.averaging.activations import activation_codec
+from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.averaging.parts import CODEC_OF_MEANS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import AveragingCodecName, RunSettings
 from verification.audit.amplified import Amplified, amplified, moved_bounds_for
 from verification.audit.tolerance import (
+    Bounds,
     Comparison,
     Grade,
     Kind,
@@ -66,7 +67,7 @@ def compared_contribution(
         return replay.decoded_contribution(replay.encoded_contribution(exhibits, step))
 
     if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
-        found = _past_doubt(
+        found = past_doubt(
             lambda own: _compared_window(replay, said, again, own, caution),
             lambda: _errors_of_window(replay, otherwise(), again),
         )
@@ -78,7 +79,10 @@ def compared_contribution(
         other = otherwise()
         return relative_error(other, again), amplified(other, again, second, epsilon=epsilon).measured
 
-    found = _past_doubt(lambda errors: _compared_gradient(replay, said, again, moved, errors, caution), own)
+    arithmetic, codec = replay.settings.model.arithmetic, replay.settings.codecs.averaging
+    found = past_doubt(
+        lambda errors: compared_gradient(said, again, moved, arithmetic, codec, own=errors, caution=caution), own
+    )
     wrong, untouched = replay.untouched_values(exhibits, said)
     if wrong:
         reason = f"{wrong} of {untouched} values that no token of the work touches are not zero"
@@ -86,8 +90,8 @@ def compared_contribution(
     return ComparedContribution(found, moved)
 
 
-def _past_doubt(graded: Callable[[Errors | None], Comparison], drawn: Callable[[], Errors]) -> Comparison:
-    """With as much of the own errors as it takes."""
+def past_doubt(graded: Callable[[Errors | None], Comparison], drawn: Callable[[], Errors]) -> Comparison:
+    """With as much of the own errors as it takes: none where the first look leaves no doubt."""
     found = graded(None)
     if not found.wants_own_error:
         return found
@@ -98,10 +102,17 @@ def _past_doubt(graded: Callable[[Errors | None], Comparison], drawn: Callable[[
     return found
 
 
-def _compared_gradient(
-    replay: StageReplay, said: Floats, again: Floats, moved: Amplified, own: Errors | None, caution: float
+def compared_gradient(
+    said: Floats,
+    again: Floats,
+    moved: Amplified,
+    arithmetic: str,
+    codec: AveragingCodecName,
+    *,
+    own: Errors | None,
+    caution: float = 1.0,
 ) -> Comparison:
-    arithmetic, codec = replay.settings.model.arithmetic, replay.settings.codecs.averaging
+    """A contribution that is a gradient, as decoded, by its error and by what that moves; `own` is of both."""
     own_error, own_moved = own or (None, None)
     bounds = moved_bounds_for(arithmetic, codec)
     found = compare(said, again, bounds_for(arithmetic, codec, "contribution"), own_error=own_error, caution=caution)
@@ -158,45 +169,61 @@ def compared_hop(
     """Of what the exhibit's peer sent on and sent back, where it sent any. Raises as `StageReplay.microbatch`."""
     replayed = replay.microbatch(exhibit, step, None)
     found: dict[Literal["activation", "gradient"], Comparison] = {}
-    sent = replayed.y
-    if sent is not None:
-        found["activation"] = _compared_sent(
-            replay, exhibit.y, sent, "activation", lambda: replay.microbatch(exhibit, step, None).y, caution
-        )
-    sent = replayed.grad_x
-    if sent is not None:
-        found["gradient"] = _compared_sent(
-            replay, exhibit.grad_x, sent, "gradient", lambda: replay.microbatch(exhibit, step, None).grad_x, caution
-        )
+    if replayed.y is not None:
+        codec, bounds = _held_to(replay, "activation")
+
+        def forward() -> Floats:
+            return _exact(replay.microbatch(exhibit, step, None).y)
+
+        found["activation"] = compared_sent(codec, bounds, exhibit.y, replayed.y, forward, caution=caution)
+    if replayed.grad_x is not None:
+        codec, bounds = _held_to(replay, "gradient")
+
+        def backward() -> Floats:
+            return _exact(replay.microbatch(exhibit, step, None).grad_x)
+
+        found["gradient"] = compared_sent(codec, bounds, exhibit.grad_x, replayed.grad_x, backward, caution=caution)
     return found
 
 
 def compared_claim(replay: StageReplay, claim: HopClaim, *, caution: float = 1.0) -> Comparison:
     """The claim has passed `check`; raises as `StageReplay.microbatch`."""
-    kind: Kind = "activation" if claim.header.direction == "forward" else "gradient"
-    return _compared_sent(replay, claim.claimed, replay.hop(claim), kind, lambda: replay.hop(claim), caution)
-
-
-def _compared_sent(
-    replay: StageReplay, said: Bytes, sent: Sent, kind: Kind, again: Callable[[], Sent | None], caution: float
-) -> Comparison:
-    """A tensor on the wire beside what a replay came to before it encoded it. Raises RemoteError("malformed")."""
-    codecs, shape = replay.settings.codecs, _shape_of(sent.exact)
-    codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
-    claimed, cells = codec.decode(said, shape).numpy(), codec.cells(said, sent.body, shape)
-    bounds = bounds_for(replay.settings.model.arithmetic, codec.name, kind)
-
-    def own() -> Errors:
-        other = again()
-        assert other is not None
-        return (relative_error(other.exact, sent.exact),)
-
-    return _past_doubt(
-        lambda errors: compare(
-            claimed, sent.exact, bounds, cells=cells, own_error=errors[0] if errors else None, caution=caution
-        ),
-        own,
+    codec, bounds = _held_to(replay, "activation" if claim.header.direction == "forward" else "gradient")
+    return compared_sent(
+        codec, bounds, claim.claimed, replay.hop(claim), lambda: replay.hop(claim).exact, caution=caution
     )
+
+
+def _held_to(replay: StageReplay, kind: Kind) -> tuple[ActivationCodec, Bounds]:
+    codecs = replay.settings.codecs
+    codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
+    return codec, bounds_for(replay.settings.model.arithmetic, codec.name, kind)
+
+
+def _exact(sent: Sent | None) -> Floats:
+    assert sent is not None
+    return sent.exact
+
+
+def compared_sent(
+    codec: ActivationCodec,
+    bounds: Bounds,
+    said: Bytes,
+    sent: Sent,
+    again: Callable[[], Floats],
+    *,
+    caution: float = 1.0,
+) -> Comparison:
+    """A tensor on the wire beside what a replay came to before it encoded it; `again` replays it. Raises
+    RemoteError("malformed")."""
+    shape = _shape_of(sent.exact)
+    claimed, cells = codec.decode(said, shape).numpy(), codec.cells(said, sent.body, shape)
+
+    def graded(own: Errors | None) -> Comparison:
+        own_error = own[0] if own else None
+        return compare(claimed, sent.exact, bounds, cells=cells, own_error=own_error, caution=caution)
+
+    return past_doubt(graded, lambda: (relative_error(again(), sent.exact),))
 
 
 def _shape_of(values_BLD: Floats) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """A machine's honest spread: the same work, computed in every way that honest peers may.
 
 A small model of two stages is computed forward and backward with each instruction set, number of threads and split of
-the batch; what each would have sent is encoded, decoded and compared with what every other would have, as audits do.
+the batch; what each would have sent is encoded and compared with what every other comes to, as audits do, beside the
+own error of this machine: that of work which is rounded otherwise.
 Fresh weights, a memorised batch (loss near 0, so that gradients are small differences) and weights with outlier
 dimensions, which real checkpoints have, take turns.
 """
@@ -9,7 +10,7 @@ dimensions, which real checkpoints have, take turns.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -17,13 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.averaging.activations import activation_codec
+from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings
 from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
+from swarm.model.rounding import rounded_otherwise
 from swarm.model.stage import StageModel
-from verification.audit.tolerance import Bounds, Kind, bounds_for, relative_error
+from verification.audit.tolerance import Bounds, Kind, bounds_for, compare, relative_error
+from verification.replay.own_error import FEWEST_DRAWS
 
 Floats: TypeAlias = NDArray[np.float32]
 Dtype = Literal["fp32", "bf16"]
@@ -243,19 +246,16 @@ class Row:
     """activation, gradient or contribution."""
     comparisons: int
     differing: int
-    """Those that were not equal to the last bit."""
+    """Those in which not all values were in their cells, or equal to the last bit."""
     largest: float
     high: float
     """The error that 99.9 % do not exceed."""
     fraud: float
-    """Bound past which a claim is fraud."""
+    """Bound that an error must be past to be fraud, however small the own error."""
     exceeded: int
     report_only: bool
-
-    @property
-    def share(self) -> float:
-        """Of the fraud bound, that the largest error is."""
-        return self.largest / self.fraud
+    share: float
+    """Of the fraud bound of its microbatch, that an error is at most."""
 
     @property
     def false_alarm(self) -> float | None:
@@ -263,7 +263,7 @@ class Row:
         return 3.0 / self.comparisons if self.comparisons and not self.exceeded else None
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "share": self.share, "false_alarm": self.false_alarm}
+        return {**self.__dict__, "false_alarm": self.false_alarm}
 
 
 class Tally:
@@ -275,9 +275,11 @@ class Tally:
         self._equal = 0
         self._errors: list[float] = []
         self._heavy: list[int] = []
+        self._shares: list[float] = []
 
-    def add(self, tensors: Iterable[Floats]) -> None:
-        """Compare each with every other, as decoded from the wire."""
+    def add(self, tensors: Iterable[Floats], *, codec: ActivationCodec | None, own_error: float) -> None:
+        """Hold each against every other, of a microbatch with that own error: as `codec` sends it, if there is one, in
+        its cells; else as it is."""
         counts: Counter[bytes] = Counter()
         distinct: dict[bytes, Floats] = {}
         for tensor in tensors:
@@ -285,8 +287,19 @@ class Tally:
             counts[found] += 1
             distinct.setdefault(found, tensor)
         self._equal += sum(count * (count - 1) // 2 for count in counts.values())
+        bodies = {name: codec.encode(torch.from_numpy(values)) for name, values in distinct.items()} if codec else {}
         for one, other in itertools.combinations(distinct, 2):
-            self._errors.append(relative_error(distinct[one], distinct[other]))
+            claimed, cells = distinct[one], None
+            if codec is not None:
+                samples, tokens, width = claimed.shape
+                shape = samples, tokens, width
+                claimed, cells = (
+                    codec.decode(bodies[one], shape).numpy(),
+                    codec.cells(bodies[one], bodies[other], shape),
+                )
+            compared = compare(claimed, distinct[other], self._bounds, cells=cells, own_error=own_error)
+            self._errors.append(compared.measured)
+            self._shares.append(compared.share)
             self._heavy.append(counts[one] * counts[other])
 
     @property
@@ -294,16 +307,17 @@ class Tally:
         return self._equal + sum(self._heavy)
 
     def row(self) -> Row:
-        fraud = self._bounds.fraud
+        heavy = list(zip(self._errors, self._shares, self._heavy, strict=True))
         return Row(
             *self._named,
             comparisons=self.comparisons,
-            differing=sum(self._heavy),
+            differing=sum(count for error, _, count in heavy if error > 0),
             largest=max(self._errors, default=0.0),
             high=self._quantile(0.999),
-            fraud=fraud,
-            exceeded=sum(count for error, count in zip(self._errors, self._heavy, strict=True) if error > fraud),
+            fraud=self._bounds.fraud,
+            exceeded=sum(count for _, share, count in heavy if share > 1.0),
             report_only=self._bounds.report_only,
+            share=max(self._shares, default=0.0),
         )
 
     def _quantile(self, share: float) -> float:
@@ -325,24 +339,26 @@ class Spread:
         for dtype in dtypes:
             for kind in get_args(Kind):
                 for codec in CONTRIBUTION_CODECS if kind == "contribution" else ACTIVATION_CODECS:
-                    bounds = bounds_for(dtype, codec, kind)
-                    self._tallies[dtype, codec, kind] = Tally(dtype, codec, kind, bounds)
+                    self._tallies[dtype, codec, kind] = Tally(dtype, codec, kind, bounds_for(dtype, codec, kind))
 
-    def add(self, dtype: Dtype, outcomes: Sequence[Outcome], *, stage: int) -> None:
-        """One microbatch as each setting has computed it; contributions are of this stage."""
+    def add(self, dtype: Dtype, outcomes: Sequence[Outcome], drawn: Sequence[Outcome], *, stage: int) -> None:
+        """One microbatch as each setting has computed it, and as it comes out when it is rounded otherwise, the plain
+        way first; contributions are of this stage."""
+        plain, *otherwise = drawn
+
+        def own(of: Callable[[Outcome], Floats]) -> float:
+            return max(relative_error(of(other), of(plain)) for other in otherwise)
+
         for codec in ACTIVATION_CODECS:
             wire = activation_codec(codec)
-            for kind, tensors in (
-                ("activation", [outcome.y_BLD for outcome in outcomes]),
-                ("gradient", [outcome.grad_x_BLD for outcome in outcomes]),
-            ):
-                shape = (SAMPLES, TOKENS, tensors[0].shape[-1])
-                sent = (wire.decode(wire.encode(torch.from_numpy(tensor)), shape).numpy() for tensor in tensors)
-                self._tallies[dtype, codec, kind].add(sent)
+            for kind, of in (("activation", _y), ("gradient", _grad_x)):
+                self._tallies[dtype, codec, kind].add(map(of, outcomes), codec=wire, own_error=own(of))
         for name in CONTRIBUTION_CODECS:
-            self._tallies[dtype, name, "contribution"].add(
-                _contributed(name, outcome.gradients[stage]) for outcome in outcomes
-            )
+
+            def said(outcome: Outcome, name: AveragingCodecName = name) -> Floats:
+                return _contributed(name, outcome.gradients[stage])
+
+            self._tallies[dtype, name, "contribution"].add(map(said, outcomes), codec=None, own_error=own(said))
 
     @property
     def audits(self) -> int:
@@ -351,6 +367,24 @@ class Spread:
 
     def rows(self) -> list[Row]:
         return [tally.row() for tally in self._tallies.values()]
+
+
+def drawn_outcomes(bench: Bench, weights: Weights, work: Work) -> list[Outcome]:
+    """The work by the native setting, and then rounded otherwise, as often as an auditor does at least."""
+    setting = Setting("native", 1, 1)
+    found = [bench.compute(weights, work, setting)]
+    for draw in range(FEWEST_DRAWS):
+        with rounded_otherwise(draw):
+            found.append(bench.compute(weights, work, setting))
+    return found
+
+
+def _y(outcome: Outcome) -> Floats:
+    return outcome.y_BLD
+
+
+def _grad_x(outcome: Outcome) -> Floats:
+    return outcome.grad_x_BLD
 
 
 def _contributed(name: AveragingCodecName, gradient: Floats) -> Floats:

@@ -305,10 +305,12 @@ class StageReplay:
     def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
         """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
         tokens that are in none of its maker's microbatches, unless it is the head too. Their gradient is never
-        computed, and every codec that leaves no residual writes zero as zero. None in a window, which decays them."""
-        if self.settings.has_windows or not self.model.is_first or is_tied(self.settings.model, self.stage):
+        computed, and every codec that leaves no residual writes zero as zero. None in a window, which decays them, and
+        none of adapters."""
+        model = self.settings.model
+        if self.settings.has_windows or not self.model.is_first or model.has_base or is_tied(model, self.stage):
             return 0, 0
-        rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
+        rows_VD = self.layout.views(contribution)[family_of(model.config_json).embedding_name]
         touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
         for exhibit in exhibits:
             touched_V[self._tensors.ids(exhibit.x).numpy()] = True

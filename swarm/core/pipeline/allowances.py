@@ -36,7 +36,7 @@ class Allowances:
 
     @classmethod
     def of_work(
-        cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_tokens: int, of_sources: bool
+        cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_targets: int, of_sources: bool
     ) -> "Allowances":
         """Of the members who did that, at stage 0 or a later one, where it is others that give work."""
         wanted = SOON * max(1, len(recent))
@@ -50,7 +50,7 @@ class Allowances:
         def lent(one: RecentWork) -> int:
             if not one.tokens and not one.idle:
                 return first
-            certified = (-(-tokens // microbatch_tokens) for tokens in reversed(one.tokens))
+            certified = (-(-tokens // microbatch_targets) for tokens in reversed(one.tokens))
             most = max((GROWTH * count >> turns(age) for age, count in enumerate(certified)), default=0)
             return most or int(_has_a_chance(turns(one.idle)))
 

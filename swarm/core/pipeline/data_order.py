@@ -4,8 +4,9 @@ The training tokens are cut into *slices*, a MiB each where there is enough, and
 in each pass over it ("lap"). In a mixture each source's slices are, and its weight says how many of each cycle of
 slices are its own. The next few slices in this order, from as many places of the set, are a *chunk*, the unit of
 leases; its windows of `sequence_length` inputs (the last target reads one token on) are permuted once more, and dealt
-out to its microbatches. Microbatch ids count through the chunks, lap after lap, so a chunk's ids are consecutive and
-any id can be recomputed by anyone.
+out to its microbatches. Where documents are packed whole into samples, these are the windows, the same in each lap.
+Microbatch ids count through the chunks, lap after lap, so a chunk's ids are consecutive and any id can be recomputed by
+anyone.
 """
 
 import hashlib
@@ -38,6 +39,8 @@ class DataOrder:
     seed: int
     mixture: tuple[tuple[int, int, int], ...] = ()
     """First token, number of tokens and weight of each source; empty: all tokens are one."""
+    overlap: int = 1
+    """Tokens of the next sample that one reads: the last target. 0 where samples end with a document."""
 
     def __post_init__(self) -> None:
         fewest = min(self._num_slices(source) for source in range(len(self._sources)))
@@ -58,13 +61,15 @@ class DataOrder:
             data.chunk_tokens,
             data.seed,
             data.mixture,
+            data.sample_tokens - data.sequence_length,
         )
 
     # -- sizes --------------------------------------------------------------------------------------------
 
     @property
     def slice_tokens(self) -> int:
-        return max(self.sequence_length + 1, self.chunk_tokens // SLICES)
+        tokens = max(self.sequence_length + self.overlap, self.chunk_tokens // SLICES)
+        return tokens if self.overlap else tokens - tokens % self.sequence_length
 
     @property
     def slices_per_chunk(self) -> int:
@@ -72,7 +77,7 @@ class DataOrder:
 
     @property
     def windows_per_slice(self) -> int:
-        return (self.slice_tokens - 1) // self.sequence_length
+        return (self.slice_tokens - self.overlap) // self.sequence_length
 
     @property
     def microbatches_per_chunk(self) -> int:
@@ -103,7 +108,7 @@ class DataOrder:
         return tuple((start, start + self.slice_tokens) for start, _ in _slices(self, position))
 
     def sample_starts(self, microbatch_id: MicrobatchId) -> list[int]:
-        """First token of each sample of the microbatch; a sample spans `sequence_length + 1` tokens."""
+        """First token of each sample of the microbatch; a sample spans `sequence_length + overlap` tokens."""
         position, index = divmod(microbatch_id, self.microbatches_per_chunk)
         slices, key = _slices(self, position), _key("windows", self.seed, position)
         num_windows, first = self.slices_per_chunk * self.windows_per_slice, index * self.microbatch_size
@@ -116,7 +121,7 @@ class DataOrder:
 
     def runs(self, microbatch_id: MicrobatchId) -> list[Run]:
         """The tokens that the microbatch reads."""
-        return [(start, start + self.sequence_length + 1) for start in self.sample_starts(microbatch_id)]
+        return [(start, start + self.sequence_length + self.overlap) for start in self.sample_starts(microbatch_id)]
 
     def spans(self, ids: Iterable[MicrobatchId]) -> list["Span"]:
         """The ids as runs within a chunk, with the tokens that they are drawn from."""
@@ -164,7 +169,7 @@ class DataOrder:
         lap, index = divmod(count, self._num_slices(source))
         key = _key("slices", self.seed, source, lap)
         number = permuted(index, self._num_slices(source), key)
-        left = (self.slice_tokens - 1) % self.sequence_length
+        left = (self.slice_tokens - self.overlap) % self.sequence_length
         return self._sources[source][0] + number * self.slice_tokens, permuted(number % (left + 1), left + 1, key)
 
 

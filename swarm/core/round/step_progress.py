@@ -46,7 +46,8 @@ QUIET = 2
 EASE = 2
 """So many times a step's work the sources may have together, so that the quick ones can take the slow ones' part."""
 MOST_BEHIND = 4
-"""The last members are waited for so many times as long as all others took for all of theirs."""
+"""The last members are waited for so many times as long as all others took for all of theirs; no more times than the
+microbatches that they are lent."""
 
 
 @dataclass
@@ -166,9 +167,10 @@ class StepProgress:
         """Where at least as many others have ended all of theirs."""
         if self._grew_at is None or self._opened_at is None:
             return
-        if now < self._grew_at + max(self.straggler_s, MOST_BEHIND * (self._grew_at - self._opened_at)):
-            return
         behind = {peer for peer, granted in self._granted.items() if granted > self._reports[peer].num_done}
+        times = min(MOST_BEHIND, max(map(self._lent, behind), default=0))
+        if now < self._grew_at + max(self.straggler_s, times * (self._grew_at - self._opened_at)):
+            return
         num_others = sum(1 for peer, granted in self._granted.items() if granted and peer not in behind)
         if len(behind) <= num_others:
             self._passed_over |= behind
@@ -191,16 +193,18 @@ class StepProgress:
         """More than it is lent only as far as all who take part may not have enough to do the step's work twice."""
         if self.allowances is None:
             return self._to_do
-        lent, enough = self.allowances.of(peer_id), EASE * self._to_do
+        lent, enough = self._lent(peer_id), EASE * self._to_do
         in_all = lent + self._lent_to_others(peer_id)
         return lent if in_all >= enough else -(-lent * enough // in_all) if in_all else self._to_do
 
+    def _lent(self, peer_id: PeerId) -> int:
+        return self._to_do if self.allowances is None else self.allowances.of(peer_id)
+
     def _lent_to_others(self, peer_id: PeerId) -> int:
         """Who take part."""
-        assert self.allowances is not None
         taking_part = {peer for peer, report in self._reports.items() if report.takes_part or not self.is_source}
         others = (taking_part | self._reserved) - self._passed_over - {peer_id}
-        return sum(map(self.allowances.of, others))
+        return sum(map(self._lent, others))
 
     def _may_grant(self, peer_id: PeerId, now: float) -> bool:
         if peer_id in self._saw_next:

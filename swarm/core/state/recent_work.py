@@ -47,10 +47,10 @@ class Shares:
     proven: Mapping[PeerId, int]
 
     @classmethod
-    def of_work(cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_tokens: int) -> "Shares":
+    def of_work(cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_targets: int) -> "Shares":
         """Of the members who did that."""
         proven = {
-            one.peer_id: int(GROWTH * max(one.tokens[-PROVEN_VERSIONS:], default=0)) // microbatch_tokens
+            one.peer_id: int(GROWTH * max(one.tokens[-PROVEN_VERSIONS:], default=0)) // microbatch_targets
             for one in recent
         }
         return cls(-(-EVEN_SHARES * microbatches_per_step // max(1, len(recent))), proven)

@@ -163,7 +163,7 @@ class StageChain(Record):
         return Shares.of_work(
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
-            microbatch_tokens=settings.microbatch_tokens,
+            microbatch_targets=settings.microbatch_targets,
         )
 
     def allowances(self, settings: RunSettings) -> Allowances:
@@ -171,7 +171,7 @@ class StageChain(Record):
         return Allowances.of_work(
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
-            microbatch_tokens=settings.microbatch_tokens,
+            microbatch_targets=settings.microbatch_targets,
             of_sources=self.stage == 0,
         )
 

@@ -40,6 +40,8 @@ OFFER = "direct_offer"
 """The method by which a peer is asked for one."""
 WORTH_BYTES = 64 << 10
 """A call that brings this much has its peer asked for an offer."""
+WORTH_PUNCHING_BYTES = 4 << 10
+"""As much where only a relay leads to the peer: fragments for slow lines are short, and there are many."""
 CONGESTION = b"bbr"
 """TCP's congestion control, where the system lets us choose it: it does not take each lost packet for a full line."""
 CONNECT_S = 4.0
@@ -176,10 +178,8 @@ class DirectDialler:
         """Whether the next stream to the peer will be a direct one."""
         return peer_id in self._known
 
-    def consider(self, peer_id: PeerId, num_bytes: int) -> None:
-        """A call brings `num_bytes` to or from the peer: see whether there is a way without p2pd."""
-        if num_bytes < WORTH_BYTES:
-            return
+    def consider(self, peer_id: PeerId) -> None:
+        """A call brings bulk to or from the peer: see whether there is a way without p2pd."""
         if peer_id in self._known or peer_id in self._asking:
             return
         task = asyncio.create_task(self._learn(peer_id), name="direct offer")

@@ -51,17 +51,6 @@ class ControlClient:
         request = p2pd_pb2.DisconnectRequest(peer=peer_id_bytes(peer_id))
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
 
-    async def connected_peers(self) -> list[PeerId]:
-        """Peers p2pd holds a connection to, whatever they speak; those with other kinds of keys are left out."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        peers = []
-        for info in response.peers:
-            try:
-                peers.append(peer_id_from_bytes(info.id))
-            except ValueError:
-                continue
-        return sorted(set(peers))
-
     async def remote_host(self, peer_id: PeerId) -> str | None:
         """The IP address at the other end of a connection to the peer; None if there is none but through relays."""
         return (await self.remote_hosts()).get(peer_id)

@@ -12,7 +12,7 @@ from swarm.network.bulk.sockets import Stream, is_quiet
 KEPT_S = 20.0
 KEPT_BY_CALLEE_S = 60.0
 PUNCHED_KEPT_S, PUNCHED_KEPT_BY_CALLEE_S = 600.0, 660.0
-"""To make another takes both sides and a witness."""
+"""To make another takes both sides and an onlooker."""
 MOST_OF_A_PEER = 16
 """As many as carry a round over a slow line: a new connection would have to learn the line's rate again."""
 MOST_OF_ALL = 128

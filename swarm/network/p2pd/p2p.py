@@ -21,7 +21,15 @@ from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
-from swarm.network.bulk.direct import ASK_S, OFFER, SESSION_BYTES, WORTH_BYTES, DirectDialler, DirectListener
+from swarm.network.bulk.direct import (
+    ASK_S,
+    OFFER,
+    SESSION_BYTES,
+    WORTH_BYTES,
+    WORTH_PUNCHING_BYTES,
+    DirectDialler,
+    DirectListener,
+)
 from swarm.network.bulk.direct import prepare as prepare_direct
 from swarm.network.bulk.framing import ReplyHead, Status
 from swarm.network.bulk.sealed_socket import SealedSocket
@@ -32,11 +40,11 @@ from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStream
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
+from swarm.network.punch.onlooker import ONLOOKER, Onlooker
 from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
 from swarm.network.punch.seen import Judge
-from swarm.network.punch.witness import WITNESS, Witness
 from swarm.network.service import Services, decode_error
-from swarm.network.transport import Handler, Message
+from swarm.network.transport import Handler, Message, Way
 
 __all__ = ["P2PSettings", "P2PTransport"]
 
@@ -47,7 +55,7 @@ _LOOK_AT_STREAMS_S = 5.0
 """A punched stream that broke in use never comes to rest."""
 PROVE = "punched"
 """{} -> {}: that whoever answers on a new connection is the peer."""
-_MOST_WITNESSES = 4
+_MOST_ONLOOKERS = 4
 """Asked, one after the other, until two have said where this peer is seen."""
 _STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
 
@@ -63,6 +71,8 @@ class P2PTransport:
         self._addresses: list[str] = []
         self.relayed: tuple[str, ...] = ()
         """Addresses through relays that keep a place for this peer; others are told them too."""
+        self.relay_carries_bulk = True
+        """As its owner's budget says; calls that carry bulk are not made through it otherwise."""
         self.can_be_dialled: bool | None = None
         """As others say; None until one has said it."""
         self._services = Services(settings.limits)
@@ -73,9 +83,11 @@ class P2PTransport:
             ),
         )
         self._idle = IdleStreams()
+        self._hosts: dict[PeerId, str | None] = {}
+        """As p2pd last listed its peers, at which address each is; None for who is behind a relay."""
         self.host: PeerId | None = None
         """The run's, once one is known: its word on where a peer is seen counts by itself."""
-        self._witness = Witness(identity)
+        self._onlooker = Onlooker(identity)
         self._puncher: Puncher | None = None
         """None where nothing is listened on."""
         self._direct = DirectDialler(
@@ -139,10 +151,12 @@ class P2PTransport:
         self._consider_direct(peer_id, request.num_bytes)
         try:
             async with asyncio.timeout(timeout_s):
-                if request.num_bytes >= WORTH_BYTES:
+                if self._is_bulk(peer_id, request.num_bytes):
                     await self._direct.found_out(peer_id, timeout_s)
-                is_bulk = max(request.num_bytes, max_body_bytes) >= WORTH_BYTES
+                is_bulk = self._is_bulk(peer_id, max(request.num_bytes, max_body_bytes))
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id, is_bulk=is_bulk)
+                if is_bulk and not (self.relay_carries_bulk or isinstance(stream, SealedSocket)):
+                    await self._spare_relay(peer_id)
             phase = "sending and waiting"
             head = await self._exchange_heads(stream, method, request, timeout_s)
             phase = "receiving the answer"
@@ -217,7 +231,8 @@ class P2PTransport:
         """Peers there is a connection to at the moment. Raises TransientError when p2pd does not answer."""
         try:
             async with asyncio.timeout(self._settings.connect_s):
-                return await self._control.connected_peers()
+                self._hosts = await self._control.remote_hosts()
+                return sorted(self._hosts)
         except (ControlError, TimeoutError) as error:
             raise TransientError(f"p2pd does not list its peers: {error}") from error
 
@@ -252,6 +267,15 @@ class P2PTransport:
     def traffic(self) -> tuple[int, int]:
         answering = self._answering
         return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
+
+    def ways(self) -> dict[PeerId, Way]:
+        found = {}
+        for peer_id, host in self._hosts.items():
+            if self._services.is_expected(peer_id):
+                is_direct = host is not None or self._direct.knows(peer_id)
+                is_punched = self._is_punched(peer_id) and not self._direct.knows(peer_id)
+                found[peer_id] = Way.PUNCHED if is_punched else Way.DIRECT if is_direct else Way.RELAYED
+        return found
 
     async def close(self) -> None:
         """End p2pd, and with it every open call, within 2 s. Handlers still running are cancelled."""
@@ -301,8 +325,20 @@ class P2PTransport:
         self._idle.put(peer_id, stream, is_punched=True)
 
     def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
-        if self._settings.direct_port is not None and not self._is_punched(peer_id):
-            self._direct.consider(peer_id, num_bytes)
+        if self._settings.direct_port is None or self._is_punched(peer_id):
+            return
+        if self._is_bulk(peer_id, num_bytes):
+            self._direct.consider(peer_id)
+
+    async def _spare_relay(self, peer_id: PeerId) -> None:
+        """Raises UnreachableError where a stream of p2pd's goes through a relay."""
+        if await self._control.remote_host(peer_id) is None:
+            raise UnreachableError(f"{peer_id}: only a relay leads there, and it carries no bulk any more")
+
+    def _is_bulk(self, peer_id: PeerId, num_bytes: int) -> bool:
+        """Whether so much is worth a way of its own."""
+        is_behind_relay = self._is_punched(peer_id) or self._hosts.get(peer_id, "") is None
+        return num_bytes >= (WORTH_PUNCHING_BYTES if is_behind_relay else WORTH_BYTES)
 
     async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
         answer = await self.call(peer_id, OFFER, Message(), timeout_s=ASK_S, max_body_bytes=0)
@@ -379,11 +415,11 @@ class P2PTransport:
         if not self._direct_listener.sockets:
             return
         self.serve(OFFER, self._offer, max_body_bytes=0)
-        self.serve(WITNESS, self._offer_witness, max_body_bytes=0)
+        self.serve(ONLOOKER, self._offer_onlooker, max_body_bytes=0)
         around = Surroundings(
             bind_host=next(host for _, host in direct_hosts(self._settings)),
             call=self._call_small,
-            witnesses=self._witnesses,
+            onlookers=self._onlookers,
             judge=self._judge,
             answer=partial(self._answering.take, kept_s=PUNCHED_KEPT_BY_CALLEE_S),
             greet=self._greet_direct,
@@ -397,7 +433,7 @@ class P2PTransport:
     async def _call_small(self, peer_id: PeerId, method: str, request: Message, timeout_s: float) -> Message:
         return await self.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=0)
 
-    async def _witnesses(self) -> list[tuple[PeerId, str]]:
+    async def _onlookers(self) -> list[tuple[PeerId, str]]:
         """The host, and members that this peer is in touch with past all relays."""
         try:
             hosts = await self._control.remote_hosts()
@@ -406,31 +442,31 @@ class P2PTransport:
         members = sorted(peer for peer in hosts if peer != self.host and self._services.is_expected(peer))
         asked = [self.host, *members] if self.host is not None else members
         found = [(peer, host) for peer in asked if (host := hosts.get(peer)) is not None]
-        return found[:_MOST_WITNESSES]
+        return found[:_MOST_ONLOOKERS]
 
     def _judge(self) -> Judge:
         return Judge(self.host, self._services.is_expected, public_only=self._settings.punch_public_only)
 
-    async def _offer_witness(self, sender: PeerId, _request: Message) -> Message:
+    async def _offer_onlooker(self, sender: PeerId, _request: Message) -> Message:
         if self.can_be_dialled is False:
             raise TransientError("this peer cannot be dialled, and sees nobody")
         host = None
         with contextlib.suppress(ControlError):
             host = await self._control.remote_host(sender)
-        return Message(self._witness.offer(sender, host, *self._direct_listener.ports()).to_value())
+        return Message(self._onlooker.offer(sender, host, *self._direct_listener.ports()).to_value())
 
     async def _greet_direct(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
         prepare_direct(connection)
         session = bytes(await receive(connection, SESSION_BYTES))
-        if self._witness.knows(session):
-            await self._witness.answer(session, connection)
-            raise EOFError("a witness has said what it saw")
+        if self._onlooker.knows(session):
+            await self._onlooker.answer(session, connection)
+            raise EOFError("an onlooker has said what it saw")
         return await self._direct_listener.greet(session, connection)
 
     async def _end_with_p2pd(self) -> None:
         """Without p2pd nobody finds this peer, and its owner stops: no stream goes on past it."""
         await self._daemon.ended.wait()
-        await asyncio.gather(self._answering.stop(), self._direct.close(), self._witness.close())
+        await asyncio.gather(self._answering.stop(), self._direct.close(), self._onlooker.close())
         if self._puncher is not None:
             await self._puncher.close()
         self._idle.close()

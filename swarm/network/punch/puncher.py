@@ -13,6 +13,7 @@ it was answered. Who lies about times, addresses or ports has punched nothing, a
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import socket
 import weakref
@@ -33,26 +34,32 @@ from swarm.network.bulk.direct import SESSION_BYTES, DirectListener, DirectOffer
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sockets import receive, send_all
 from swarm.network.directory.swarm_time import swarm_time
+from swarm.network.punch.onlooker import ONLOOKER, where_seen
 from swarm.network.punch.ports import LocalPort
 from swarm.network.punch.seen import Endpoint, Judge, Seen
 from swarm.network.punch.tries import PORTS, TRIES, Limits, moves, to_dial
-from swarm.network.punch.witness import WITNESS, where_seen
 from swarm.network.transport import Message
 
 logger = logging.getLogger(__name__)
 
 PUNCH, GO = "punch", "punch_go"
 TRY_S = 5.0
-"""To agree on one try."""
-DIAL_S = 2.5
+"""To agree on one try; half of it is the callee's."""
+BEGIN_S = 9.0
+"""No try begins later: then there is no way for now."""
+REFUSED_S = 1.0
+"""Until another try, about, where the other side was busy."""
+DIAL_S = 1.8
 """A packet of each side may be lost, or come before the other's router knows of it: the next goes a second later."""
 GREET_S = 4.0
 LONGEST_WAIT_S = 2.0
 """Before the asker dials, whatever the round trip seems to be."""
 MOST_AT_ONCE = 8
 """Tries of others that this side takes part in."""
-MOST_STREAMS = 24
-"""Of one peer, to call it by."""
+MOST_GREETED = 32
+"""Connections of a try that have not shown yet whose they are: whoever shares the peer's address may come by."""
+MOST_STREAMS, MOST_WHERE_PORTS_MOVE = 24, 6
+"""Of one peer, to call it by. The latter come one by one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 300.0
 """After a punch that failed; twice as long after each."""
 _MOST_PEERS = 1024
@@ -61,7 +68,7 @@ _MAX_WORDS = 2
 
 @dataclass(frozen=True)
 class Port(Record, kind="punch port"):
-    """One local port, as witnesses saw it: the latest word first."""
+    """One local port, as onlookers saw it: the latest word first."""
 
     words: Annotated[tuple[Seen, ...], AtMost(_MAX_WORDS)]
 
@@ -75,6 +82,8 @@ class Side(Record, kind="punch side"):
     ports: Annotated[tuple[Port, ...], AtMost(PORTS)]
     moves: bool
     """Its router makes another mapping for each destination, as far as it knows."""
+    num_streams: Annotated[int, Integer()]
+    """That it has to call the other by."""
     took_ms: Annotated[int, Integer()]
     """To find that out: no part of the round trip."""
 
@@ -97,7 +106,7 @@ class Surroundings:
     """Of its local ports."""
     call: Callable[[PeerId, str, Message, float], Awaitable[Message]]
     """By whatever way there is; never one that waits for a punch."""
-    witnesses: Callable[[], Awaitable[list[tuple[PeerId, str]]]]
+    onlookers: Callable[[], Awaitable[list[tuple[PeerId, str]]]]
     """Who may be asked, and at which address each is reached: the best first."""
     judge: Callable[[], Judge]
     answer: Callable[[socket.socket, Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]], str], None]
@@ -109,7 +118,7 @@ class Surroundings:
 
 @dataclass
 class _Seat:
-    """The local ports of a try, and what witnesses said of them."""
+    """The local ports of a try, and what onlookers said of them."""
 
     ports: list[LocalPort]
     words: list[tuple[Seen, ...]]
@@ -139,6 +148,8 @@ class _Link:
     streams: "weakref.WeakSet[SealedSocket]" = field(default_factory=weakref.WeakSet)
     again_at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
+    moves: bool = False
+    """By the last punch that succeeded, or what either side knows of its router."""
 
     @property
     def num_streams(self) -> int:
@@ -154,7 +165,9 @@ class Puncher:
         self._around = around
         self._links: OrderedDict[PeerId, _Link] = OrderedDict()
         self._punching: dict[PeerId, asyncio.Task[bool]] = {}
-        self._agreed: dict[bytes, _Agreed] = {}
+        self._agreed: dict[tuple[PeerId, bytes], _Agreed] = {}
+        """By who asked, and its session."""
+        self._num_answering = 0
         self._limits = Limits()
         self._one_near = asyncio.Lock()
         """Two tries at ports that are counted up would move each other's."""
@@ -173,7 +186,8 @@ class Puncher:
         """Begin, or see how it goes; None while it is not worth it. The task says whether a stream came of it."""
         if peer_id not in self._punching:
             link = self._link(peer_id)
-            if link.num_streams >= MOST_STREAMS or link.again_at > asyncio.get_running_loop().time():
+            most = MOST_WHERE_PORTS_MOVE if link.moves else MOST_STREAMS
+            if link.num_streams >= most or link.again_at > asyncio.get_running_loop().time():
                 return None
             task = self._start(self._punch(peer_id, link))
             self._punching[peer_id] = task
@@ -181,7 +195,7 @@ class Puncher:
         return self._punching[peer_id]
 
     def drop(self, peer_id: PeerId) -> None:
-        """Break the streams to a peer; it may be punched again at once."""
+        """Break the streams to a peer; it may be punched again at once, as if it were another."""
         link = self._links.pop(peer_id, _Link())
         for stream in list(link.streams):
             stream.break_off()
@@ -204,39 +218,40 @@ class Puncher:
         ask = Asked.from_value(request.meta)
         if sender in self._punching and self._me < sender:
             raise TransientError("this side is about to punch")
-        if len(self._agreed) >= MOST_AT_ONCE or not self._limits.take(sender, now=began):
+        busy = len(self._agreed) + self._num_answering >= MOST_AT_ONCE or (sender, ask.session) in self._agreed
+        if busy or not self._limits.take(sender, now=began):
             raise TransientError("too many punches within a minute")
-        if ask.near and self._one_near.locked():
-            raise TransientError("another punch that counts ports is under way")
         endpoints = self._endpoints(sender, ask.side)
+        self._num_answering += 1
         closing = ExitStack()
         try:
-            if ask.near:
-                await self._one_near.acquire()
-                closing.callback(self._one_near.release)
-            async with asyncio.timeout(TRY_S):
+            async with asyncio.timeout(TRY_S / 2):
+                if ask.near:
+                    await self._one_near.acquire()
+                    closing.callback(self._one_near.release)
                 seat = await self._sit_down(closing, near=ask.near)
         except BaseException as error:
             closing.close()
             if isinstance(error, OSError | EOFError | TimeoutError):
-                raise TransientError(f"no witness: {error}") from error
+                raise TransientError(f"no onlooker: {error}") from error
             raise
+        finally:
+            self._num_answering -= 1
         mine = self._offer(sender)
         targets = _targets(seat, endpoints, near=ask.near)
-        self._agreed[ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
-        asyncio.get_running_loop().call_later(TRY_S, self._forget, ask.session)
+        self._agreed[sender, ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
+        asyncio.get_running_loop().call_later(TRY_S, self._forget, sender, ask.session)
         took_ms = round((asyncio.get_running_loop().time() - began) * 1000)
-        return Message(self._side(mine, seat, took_ms).to_value())
+        return Message(self._side(sender, mine, seat, took_ms).to_value())
 
     async def go(self, sender: PeerId, request: Message) -> Message:
         """The callee's answer to `GO`: it dials."""
         fields = Fields("punch go", request.meta)
         session = fields.octets("session")
         fields.done()
-        agreed = self._agreed.get(session)
-        if agreed is None or agreed.peer_id != sender:
+        agreed = self._agreed.pop((sender, session), None)
+        if agreed is None:
             raise TransientError("no punch was agreed on, or it is over")
-        del self._agreed[session]
         meeting = _Meeting(
             agreed.seat.ports, agreed.targets, partial(self._met_as_callee, agreed), self._start, near=agreed.near
         )
@@ -246,20 +261,25 @@ class Puncher:
     # The asker's side.
 
     async def _punch(self, peer_id: PeerId, link: _Link) -> bool:
-        moving, why = False, ""
-        for supposed in TRIES:
-            near = supposed == "moves" or moving
+        why, number = "", 0
+        loop = asyncio.get_running_loop()
+        begin_until = loop.time() + BEGIN_S
+        while number < len(TRIES) and loop.time() < begin_until:
+            near = TRIES[number] == "moves" or link.moves
+            had = link.num_streams
             try:
-                had = link.num_streams
-                moving = await self._try(peer_id, near=near) or moving
-                if link.num_streams > had:
-                    link.pause_s, link.again_at = FIRST_PAUSE_S, 0.0
-                    return True
-                why = "nobody came through"
-            except (OSError, EOFError, TimeoutError, TransientError, RemoteError) as error:
-                why = str(error) or type(error).__name__
-                if link.num_streams > had:  # the other side's punch
-                    return True
+                link.moves = await self._try(peer_id, near=near) or link.moves
+                number, why = number + 1, "nobody came through"
+            except TransientError as error:  # the other side is about to punch this one, or others, or has no onlooker
+                why = str(error)
+                await asyncio.sleep(REFUSED_S * (0.5 + random.random()))  # or two would keep step
+            except (OSError, EOFError, TimeoutError, RemoteError) as error:
+                number, why = number + 1, str(error) or type(error).__name__
+            if link.num_streams > had:
+                link.moves = near
+                link.pause_s, link.again_at = FIRST_PAUSE_S, 0.0
+                return True
+        link.moves = False
         logger.info("%s is not reached by hole punching: %s", peer_id, why)
         link.again_at = asyncio.get_running_loop().time() + link.pause_s
         link.pause_s = min(2 * link.pause_s, LONGEST_PAUSE_S)
@@ -279,7 +299,7 @@ class Puncher:
                 closing.close()
                 return True
             mine, session = self._offer(peer_id), secrets.token_bytes(SESSION_BYTES)
-            ask = Asked(session, near, self._side(mine, seat, 0))
+            ask = Asked(session, near, self._side(peer_id, mine, seat, 0))
             asked_at = loop.time()
             answer = await self._around.call(peer_id, PUNCH, Message(ask.to_value()), TRY_S)
             side = Side.from_value(answer.meta)
@@ -290,7 +310,8 @@ class Puncher:
             targets = _targets(seat, self._endpoints(peer_id, side), near=near)
             self._start(self._say_go(peer_id, session))
             await asyncio.sleep(min(max(0.0, round_trip_s / 2), LONGEST_WAIT_S))
-            number = 0
+            # Where ports move one connection comes of a try: who has fewer calls by it.
+            number = int(near and side.num_streams < self.num_streams(peer_id))
 
             async def met(connection: socket.socket) -> None:
                 nonlocal number
@@ -333,7 +354,7 @@ class Puncher:
     # Both sides.
 
     async def _sit_down(self, closing: ExitStack, *, near: bool) -> _Seat:
-        """Ports of this side, and where two witnesses, or the one there is, see them from; the router keeps them for
+        """Ports of this side, and where two onlookers, or the one there is, see them from; the router keeps them for
         as long as `closing` is open. Raises OSError, EOFError, TransientError or RemoteError; no deadline."""
         ports = []
         for _ in range(1 if near else PORTS):
@@ -342,11 +363,11 @@ class Puncher:
             ports.append(port)
         words: list[tuple[Seen, ...]] = [() for _ in ports]
         host, why = self._around.judge().host, "nobody is there to see where this peer's connections come from"
-        for witness, address in await self._around.witnesses():
+        for onlooker, address in await self._around.onlookers():
             # The host's word is enough: another's is wanted of the first port alone, to see what the router does.
-            by_host = any(word.witness == host for word in words[-1])
+            by_host = any(word.onlooker == host for word in words[-1])
             try:
-                found = await self._seen(closing, witness, address, ports[:1] if by_host else ports)
+                found = await self._seen(closing, onlooker, address, ports[:1] if by_host else ports)
             except (OSError, EOFError, TransientError, RemoteError) as error:
                 why = str(error)
                 continue
@@ -355,17 +376,17 @@ class Puncher:
             if len(words[0]) == _MAX_WORDS:
                 break
         if not all(words):
-            raise TransientError(f"no witness: {why}")
+            raise TransientError(f"no onlooker: {why}")
         return _Seat(ports, words)
 
-    async def _seen(self, closing: ExitStack, witness: PeerId, address: str, ports: Sequence[LocalPort]) -> list[Seen]:
-        answer = await self._around.call(witness, WITNESS, Message(), TRY_S)
+    async def _seen(self, closing: ExitStack, onlooker: PeerId, address: str, ports: Sequence[LocalPort]) -> list[Seen]:
+        answer = await self._around.call(onlooker, ONLOOKER, Message(), TRY_S)
         offer = DirectOffer.from_value(answer.meta)
         number = offer.port6 if ":" in address else offer.port4
         if number is None:
-            raise TransientError(f"{witness} is no witness at {address}")
+            raise TransientError(f"{onlooker} is no onlooker at {address}")
         at = Endpoint(address, number)
-        asking = [where_seen(port, at, offer, me=self._me, witness=witness) for port in ports]
+        asking = [where_seen(port, at, offer, me=self._me, onlooker=onlooker) for port in ports]
         found = await asyncio.gather(*asking, return_exceptions=True)
         words = []
         failed: BaseException | None = None
@@ -385,8 +406,8 @@ class Puncher:
         judge, now = self._around.judge(), swarm_time.now()
         return [judge.endpoint(port.words, owner, now=now) for port in side.ports]
 
-    def _side(self, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
-        return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, took_ms)
+    def _side(self, peer_id: PeerId, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
+        return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, self.num_streams(peer_id), took_ms)
 
     def _offer(self, peer_id: PeerId) -> DirectOffer:
         return self._listener.offer(peer_id, None, now=asyncio.get_running_loop().time(), is_punched=True)
@@ -403,8 +424,8 @@ class Puncher:
         with closing:
             await meeting.run()
 
-    def _forget(self, session: bytes) -> None:
-        agreed = self._agreed.pop(session, None)
+    def _forget(self, peer_id: PeerId, session: bytes) -> None:
+        agreed = self._agreed.pop((peer_id, session), None)
         if agreed is not None:
             agreed.closing.close()
 
@@ -476,6 +497,9 @@ class _Meeting:
             self._begin(await port.accept(host))
 
     def _begin(self, connection: socket.socket) -> None:
+        if len(self._greeting) >= MOST_GREETED:
+            connection.close()
+            return
         task = self._start(self._greet(connection))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)

@@ -1,4 +1,4 @@
-"""Where a peer's connection was seen from: a witness's signed word, and when it is enough to dial there.
+"""Where a peer's connection was seen from: an onlooker's signed word, and when it is enough to dial there.
 
 A peer that is told an address by another must not become a weapon against a third (as SYN packets to whoever is
 named would make it): it dials only an address from which the other's own connection was seen a moment ago, by the
@@ -32,10 +32,10 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen(SignedValue):
-    """One witness's word."""
+    """One onlooker's word."""
 
     DOMAIN: ClassVar[str] = "seen-at"
-    witness: PeerId
+    onlooker: PeerId
     peer_id: PeerId
     """Whose connection it was."""
     host: Annotated[str, Text(MAX_HOST_CHARACTERS)]
@@ -59,24 +59,24 @@ class Judge:
     """Dial no private, loopback or other special address on another's word. Off in tests on one machine."""
 
     def endpoint(self, words: Sequence[Seen], owner: PeerId, *, now: float) -> Endpoint:
-        """Where to dial `owner`, by these witnesses of one connection each from one of its ports.
+        """Where to dial `owner`, by these onlookers of one connection each from one of its ports.
 
         The first word's. Raises RemoteError("unseen") when they are not enough, old, false or differ in the address.
         """
         believed: set[PeerId] = set()
         for word in words:
-            if word.peer_id != owner or word.witness == owner:
+            if word.peer_id != owner or word.onlooker == owner:
                 raise RemoteError("unseen", f"a word on {word.peer_id}, not by another on {owner}", owner)
             if abs(now - word.at_ms / 1000) > FRESH_S:
                 raise RemoteError("unseen", f"seen {now - word.at_ms / 1000:.0f} s ago", owner)
-            if not verify(word.witness, word.signed_bytes(), word.signature):
-                raise RemoteError("unseen", f"a word that {word.witness} did not sign", owner)
-            if word.witness == self.host or self.is_member(word.witness):
-                believed.add(word.witness)
+            if not verify(word.onlooker, word.signed_bytes(), word.signature):
+                raise RemoteError("unseen", f"a word that {word.onlooker} did not sign", owner)
+            if word.onlooker == self.host or self.is_member(word.onlooker):
+                believed.add(word.onlooker)
         if self.host not in believed and len(believed) < ENOUGH_MEMBERS:
             raise RemoteError("unseen", f"neither the host nor {ENOUGH_MEMBERS} members have seen it there", owner)
         if len({word.host for word in words}) > 1:
-            raise RemoteError("unseen", "its witnesses differ", owner)
+            raise RemoteError("unseen", "its onlookers differ", owner)
         address = ip_address(words[0].host) if _is_address(words[0].host) else None
         if address is None or address.is_multicast or (self.public_only and not address.is_global):
             raise RemoteError("unseen", f"{words[0].host} is no address to dial on another's word", owner)

@@ -1,6 +1,6 @@
 """Which ports are dialled in which try, and how many tries anybody may cause.
 
-A router that keeps one mapping a port (RFC 5382 calls it endpoint-independent) is met where its peer's witness saw it.
+A router that keeps one mapping a port (RFC 5382 calls it endpoint-independent) is met where its peer's onlooker saw it.
 A symmetric one makes a new mapping for each destination; many count up, so the next ones are those after the one seen.
 """
 
@@ -16,15 +16,15 @@ NEAR = 6
 """Ports dialled from one local port where mappings move."""
 TRIES = ("stands", "moves", "moves")
 """What is supposed of the routers' mappings, try after try; one that is known to move is not tried as if it stood."""
-_MOST_OF_A_PEER = 8
-_MOST_OF_ALL = 120
+_MOST_OF_A_PEER = 20
+_MOST_OF_ALL = 240
 _WITHIN_S = 60.0
 _MOST_PEERS = 1024
 _MAX_PORT = 65535
 
 
 def moves(seen: Sequence[int]) -> bool:
-    """Whether connections from one local port were seen at several, by witnesses asked one after the other."""
+    """Whether connections from one local port were seen at several, by onlookers asked one after the other."""
     return len(set(seen)) > 1
 
 

@@ -142,7 +142,7 @@ def test_a_relay_carries_no_more_than_its_budget_and_says_so(
     zygote: Zygote, tmp_path: Path, network: Namespaces
 ) -> None:
     with ProcessSwarm(zygote, tmp_path, founders=1, steps=5000, every=5000, network=network) as swarm:
-        swarm.start_host("--relay-gb", "0.002")
+        swarm.start_host("--relay-gb", "0.002", "--relay-bulk-gb", "0.002")
         swarm.start_founders()
         wait_until(zygote, tmp_path / "p0a", reach="relayed", microbatches=1, timeout_s=COUNTED_S)
         told = wait_until(zygote, tmp_path / "p0a", reach="outbound only", timeout_s=COUNTED_S)

@@ -10,7 +10,7 @@ from benchmarks.homes.translation import CLOSED_S, OPEN_S, Kind, Translation, be
 
 INNER = (socket.inet_aton("192.168.77.2"), 4000)
 OUTSIDE = "5.77.0.9"
-WITNESS = (socket.inet_aton("5.77.0.1"), 80)
+ONLOOKER = (socket.inet_aton("5.77.0.1"), 80)
 PEER = (socket.inet_aton("5.77.0.2"), 5000)
 OTHER_PORT = (PEER[0], 5001)
 STRANGER = (socket.inet_aton("5.77.0.3"), 5000)
@@ -33,7 +33,7 @@ def router(kind: Kind) -> Translation:
 )
 def test_each_kind_maps_and_lets_in_as_it_is_named(kind: Kind, lets_in: set[tuple[bytes, int]]) -> None:
     made = router(kind)
-    seen = made.out(INNER, WITNESS, SYN, 0.0)
+    seen = made.out(INNER, ONLOOKER, SYN, 0.0)
     if kind is not Kind.FULL_CONE:
         assert made.into(seen, PEER, SYN, 0.1) is None
     port = made.out(INNER, PEER, SYN, 0.2)
@@ -45,11 +45,11 @@ def test_each_kind_maps_and_lets_in_as_it_is_named(kind: Kind, lets_in: set[tupl
 
 def test_a_mapping_lives_as_long_as_one_of_its_sessions() -> None:
     made = router(Kind.PORT_RESTRICTED)
-    port = made.out(INNER, WITNESS, SYN, 0.0)
+    port = made.out(INNER, ONLOOKER, SYN, 0.0)
     made.out(INNER, PEER, SYN, 0.0)
-    assert made.into(port, WITNESS, SYN | ACK, 0.1) == INNER
-    made.out(INNER, WITNESS, RST, 0.2)
-    assert made.into(port, WITNESS, ACK, 0.3) is None
+    assert made.into(port, ONLOOKER, SYN | ACK, 0.1) == INNER
+    made.out(INNER, ONLOOKER, RST, 0.2)
+    assert made.into(port, ONLOOKER, ACK, 0.3) is None
     assert made.into(port, PEER, SYN, 0.3) == INNER
     made.out(INNER, PEER, FIN | ACK, 1.0)
     assert made.into(port, PEER, FIN | ACK, 1.1) == INNER

@@ -68,7 +68,8 @@ class Hosted:
             writer.add_stage(stage, state)
             digests.append(state_digest(state))
         position: Any = LeaseTable().to_value()
-        meta = CheckpointMeta(model=self.run.settings.model, tokenizer="bytes", run={}, data_position=position)
+        run = {} if self.run.base is None else {"base_digest": self.run.base.pieces.digest.hex()}
+        meta = CheckpointMeta(model=self.run.settings.model, tokenizer="bytes", run=run, data_position=position)
         path = writer.commit(meta)
         record = CheckpointRecord(self.run.run_id, version, anchored, tuple(digests), files_below(path))
         record = record.signed_by(self.run.run_key)

@@ -12,6 +12,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.transport import Handler, Message, Transport
+from tests.pretend_device import PRETEND
 from tests.swarm_in_process import InProcessSwarm, Wrap, identity_of, manifest_of, swarm_in_process
 from verification.pipeline.headers import BirthRecord, HopHeader
 from verification.replay.evidence_file import evidence_in
@@ -34,11 +35,15 @@ def audited(*, hop: float, contribution: float, **tables: dict[str, Any]) -> str
 
 
 def run(
-    manifest: str, folder: Path, attacks: dict[tuple[int, int], str], wrap: Wrap | None = None
+    manifest: str, folder: Path, attacks: dict[tuple[int, int], str], wrap: Wrap | None = None, other: str = "cpu"
 ) -> tuple[InProcessSwarm, dict[str, Any]]:
+    """The second peer of each stage computes on the `other` device."""
+
     async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
-        wrapped = {"wrap": wrap} if wrap is not None else {}
-        async with swarm_in_process(manifest, folder, peers=(3, 3), attacks=attacks, **wrapped) as swarm:
+        named: dict[str, Any] = {"device_of": lambda stage, index: other if index == 1 else "cpu"}
+        if wrap is not None:
+            named["wrap"] = wrap
+        async with swarm_in_process(manifest, folder, peers=(3, 3), attacks=attacks, **named) as swarm:
             return swarm, await swarm.finished()
 
     return asyncio.run(train())
@@ -49,20 +54,24 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "attack", "hop", "contribution"),
+    ("stage", "attack", "hop", "contribution", "dtype", "other"),
     [
-        (1, "sign_flip@3", 0.0, 8.0),
-        pytest.param(0, "activation_noise@3", 8.0, 0.0, marks=pytest.mark.soak),
-        pytest.param(1, "gradient_negate@3", 8.0, 0.0, marks=pytest.mark.soak),
-        pytest.param(0, "label_flip@3", 8.0, 0.0, marks=pytest.mark.soak),
-        pytest.param(0, "row_bias@3", 0.0, 8.0, marks=pytest.mark.soak),
+        (1, "sign_flip@3", 0.0, 8.0, "bf16", "cpu"),
+        pytest.param(1, "sign_flip@3", 0.0, 8.0, "bf16", PRETEND, marks=pytest.mark.soak),
+        pytest.param(1, "gradient_negate@3", 8.0, 0.0, "bf16", PRETEND, marks=pytest.mark.soak),
+        pytest.param(1, "sign_flip@3", 0.0, 8.0, "fp32", "cpu", marks=pytest.mark.soak),
+        pytest.param(0, "activation_noise@3", 8.0, 0.0, "fp32", "cpu", marks=pytest.mark.soak),
+        pytest.param(1, "gradient_negate@3", 8.0, 0.0, "fp32", "cpu", marks=pytest.mark.soak),
+        pytest.param(0, "label_flip@3", 8.0, 0.0, "fp32", "cpu", marks=pytest.mark.soak),
+        pytest.param(0, "row_bias@3", 0.0, 8.0, "fp32", "cpu", marks=pytest.mark.soak),
     ],
 )
 def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
-    tmp_path: Path, stage: int, attack: str, hop: float, contribution: float
+    tmp_path: Path, stage: int, attack: str, hop: float, contribution: float, dtype: str, other: str
 ) -> None:
-    manifest = audited(hop=hop, contribution=contribution)
-    swarm, report = run(manifest, tmp_path, {(stage, 2): attack})
+    """Also where peers on another device are among them, none of whom is charged."""
+    manifest = audited(hop=hop, contribution=contribution, model={"compute_dtype": dtype})
+    swarm, report = run(manifest, tmp_path, {(stage, 2): attack}, other=other)
     liar = identity_of(3 * stage + 2).peer_id
     banned = events(swarm, "banned")
     assert [event["peer_id"] for event in banned] == [liar], [swarm.events[-1], banned]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.core.ids import PeerId
+from tests.pretend_device import PRETEND
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
 
 
@@ -45,10 +46,15 @@ def outcasts(peers: list[SwarmPeer]) -> list[set[PeerId]]:
 @pytest.mark.soak
 def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     """One of six. Of five, the liar and the host have a third of the votes where all did as much: then, with neither of
-    them heard, the stage waits for the host."""
+    them heard, the stage waits for the host. Two of the jurors and of the others compute on another device, in bf16."""
+    named: dict[str, Any] = {
+        "attacks": {(1, 5): "sign_flip@8"},
+        "device_of": lambda stage, index: PRETEND if index in (1, 3) else "cpu",
+    }
 
     async def train() -> None:
-        async with swarm_in_process(audited(), tmp_path, peers=(2, 6), attacks={(1, 5): "sign_flip@8"}) as swarm:
+        manifest = audited(model={"compute_dtype": "bf16"})
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 6), **named) as swarm:
             await until_full(swarm, 6)
             swarm.network.kill(swarm.run.host_key.peer_id)
             liar = swarm.of_stage(1)[5]

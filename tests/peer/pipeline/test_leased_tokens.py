@@ -17,6 +17,7 @@ from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.plan import SPARE_TOKEN_BYTES
+from swarm.core.settings import DataSettings
 from swarm.data.batches import BatchReader
 from swarm.data.piece_store import PieceFolder, WholeFile
 from swarm.data.pieces import PIECE_BYTES, PieceList, list_pieces
@@ -68,7 +69,12 @@ def test_leases_come_first_then_what_is_ahead_and_the_rest_goes(tmp_path: Path) 
     settings = cast(
         Any,
         SimpleNamespace(
-            data=SimpleNamespace(
+            data=DataSettings(
+                tokenizer="bytes",
+                vocab_size=256,
+                token_bytes=1,
+                train_digest=bytes(32),
+                held_out_digest=bytes(32),
                 num_train_tokens=size,
                 sequence_length=PIECE_BYTES // 4 - 1,
                 chunk_tokens=chunk,

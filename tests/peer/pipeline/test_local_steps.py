@@ -185,7 +185,20 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
         "small_moments@2",
         *(
             pytest.param(f"{kind}@2", marks=pytest.mark.soak)
-            for kind in ("negated_moments", "partial_work", "sign_flip")
+            for kind in (
+                "negated_moments",
+                "partial_work",
+                "sign_flip",
+                "stale_weights",
+                "copied_gradient",
+                "other_data",
+                "bent_layer",
+                "lazy_window_10",
+                "lazy_window_20",
+                "lazy_window_30",
+                "lazy_window_50",
+                "lazy_window_90",
+            )
         ),
     ],
 )

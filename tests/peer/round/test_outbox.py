@@ -172,6 +172,11 @@ async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch) -> 
     wire.tasks.clear()
 
 
+async def settled() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     part = 266_240  # of int8
 
@@ -209,8 +214,7 @@ def test_all_peers_together_have_no_more_lanes_than_a_slow_uplink_carries(monkey
         for number in range(8):
             for peer in peers:
                 wire.outbox.put(peer, parcel(number, SHORTEST_BYTES))
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await settled()
         begun = [peer for peer, _ in wire.sent]
         await wire.finished()
         return begun
@@ -219,6 +223,37 @@ def test_all_peers_together_have_no_more_lanes_than_a_slow_uplink_carries(monkey
     begun = asyncio.run(under_way(250_000.0))  # of which half was there when it was measured
     assert len(begun) == 4
     assert set(begun) == set(peers), "whoever has fewest comes first"
+
+
+def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member stood still in a round, and the next one left out another whose uplink had no lane free."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 12_500.0, monkeypatch)
+        wire.open.clear()
+        for number in range(8):
+            wire.outbox.put(OTHER, parcel(number, FIRST_PACE.message_bytes))
+        await settled()
+        hanging = [*wire.tasks]
+        assert [peer for peer, _ in wire.sent] == [OTHER] * LEAST_LANES
+        wire.outbox.put(ONE, parcel(8))
+        await settled()
+        assert len(wire.sent) == LEAST_LANES
+        wire.outbox.keep({ONE})
+        await settled()
+        assert [peer for peer, _ in wire.sent[LEAST_LANES:]] == [ONE]
+        wire.open.set()
+        await asyncio.gather(*hanging)
+        for number in range(4):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await wire.finished()
+        assert {peer for peer, _ in wire.sent[LEAST_LANES:]} == {ONE}, "what waited for the other is not sent"
+        assert len([parcels for peer, parcels in wire.sent if peer == ONE]) >= 2
+
+    asyncio.run(main())
 
 
 def test_a_line_that_was_fast_is_not_given_long_messages_before_it_is_known_to_be_fast_still(

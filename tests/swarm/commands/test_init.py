@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from benchmarks.families.configs import CONFIGS
 from benchmarks.families.given import write_given
 from swarm.commands.init import command
+from swarm.core.errors import SettingsError
 from swarm.manifest.file import read_manifest
 
 
@@ -36,6 +38,28 @@ def test_a_manifest_of_ones_own_model_and_its_tokenizer(tmp_path: Path) -> None:
     assert "with 2 stages the head trains on its own" in found.output
     assert "no tokenizer.json" in found.output
     assert (read_manifest(path).model.num_stages, read_manifest(path).data.tokenizer) == (2, "bytes")
+
+
+def test_a_manifest_of_adapters(tmp_path: Path) -> None:
+    model, path = tmp_path / "model", tmp_path / "run.toml"
+    write_given(model, CONFIGS["qwen3"])
+    found = CliRunner().invoke(command, ["--checkpoint", str(model), "--lora", "4", str(path)])
+    assert found.exit_code == 0, found.output
+    assert "parameters are frozen; adapters of rank 4 with" in found.output
+    read = read_manifest(path)
+    assert (read.model.adapters.rank, read.model.adapters.alpha, read.model.adapters.base) == (4, 8.0, "plain")
+    assert (read.tables.optimizer.learning_rate, read.tables.optimizer.weight_decay) == (2e-4, 0.0)
+    path.unlink()
+    found = CliRunner().invoke(command, ["--checkpoint", str(model), "--lora", "4", "--qlora", str(path)])
+    assert "frozen in 4 bits" in found.output
+    assert read_manifest(path).model.adapters.base == "nf4"
+    assert "give --lora RANK too" in str(CliRunner().invoke(command, ["--qlora", str(path)]).exception)
+    path.write_text('[adapters]\nbase = "nf4"\n')
+    with pytest.raises(SettingsError, match=r"give adapters\.rank too"):
+        read_manifest(path)
+    path.write_text('[adapters]\nrank = 4\nmodules = ["q_prj"]\n')
+    with pytest.raises(SettingsError, match=r"no linear module q_prj; it has down_proj"):
+        read_manifest(path)
 
 
 def test_a_folder_that_is_no_model_of_a_known_family_is_refused(tmp_path: Path) -> None:

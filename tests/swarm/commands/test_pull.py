@@ -36,6 +36,23 @@ def test_newest_anchored_checkpoint_becomes_a_model_folder(tmp_path: Path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "model", "text.txt"]
 
 
+def test_adapters_come_for_peft_or_merged_into_their_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path, adapters={"rank": 4}) as host:
+            host.archive(5, seed=1)
+            assert await pulled(host, tmp_path / "adapters") is ExitCode.OK
+            found = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+            assert len(found) == sum(len(state.layout.names) for state in host.run.states)
+            base = str(host.run.folder.base)
+            assert await pulled(host, tmp_path / "model", "--base", base) is ExitCode.OK
+            assert "lm_head.weight" in load_file(tmp_path / "model" / "model.safetensors")
+
+    asyncio.run(pull())
+    said = capsys.readouterr().out
+    assert "load it onto its base with peft" in said
+    assert "swarm generate" in said
+
+
 def test_moments_are_fetched_only_for_who_keeps_the_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

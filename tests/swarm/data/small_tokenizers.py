@@ -5,7 +5,7 @@ import json
 import textwrap
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TEXT = "\n\n".join(Path(str(module.__file__)).read_text() for module in (argparse, textwrap))
 
@@ -22,4 +22,37 @@ def small_tokenizer(folder: Path, vocab_size: int = 600) -> Path:
     tokenizer.train_from_iterator([TEXT], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return folder
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>"
+    "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The same, and says itself what the answers are."""
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen 3 has it: the last answer is rendered otherwise, and what was thought before the others is not there."""
+
+
+def small_chat_tokenizer(folder: Path, template: str = CHATML) -> Path:
+    """`small_tokenizer` with a chat template and the special tokens of it."""
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(small_tokenizer(folder / "plain") / "tokenizer.json"), eos_token="<|im_end|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
     return folder

@@ -21,7 +21,7 @@ def test_threads_give_the_ids_of_one_in_order(tmp_path: Path, monkeypatch: pytes
     found = list(encoded(iter(documents), load_tokenizer(name)))
     assert [(one.about, one.text) for one in found] == documents
     whole = load_tokenizer(name).encode_documents([text for _, text in documents])
-    assert all(map(np.array_equal, [one.ids for one in found], whole))
+    assert all(map(np.array_equal, [one.values for one in found], whole))
 
 
 @pytest.mark.parametrize("most", [20, 1 << 21])

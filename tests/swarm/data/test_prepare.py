@@ -2,16 +2,20 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.core.errors import SettingsError
 from swarm.core.tables import read_table
 from swarm.data import prepare
+from swarm.data.documents.chat import NO_ANSWER
 from swarm.data.pieces import PIECE_BYTES, list_pieces
 from swarm.data.prepare import PreparedData, prepare_data, read_pieces
 from swarm.manifest.tables import DataTable
+from tests.swarm.data.small_tokenizers import small_chat_tokenizer
 
 
 def _folder(root: Path, num_files: int) -> Path:
@@ -156,3 +160,72 @@ def test_an_interrupted_call_is_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert (again.train_digest, again.held_out_digest) == (whole.train_digest, whole.held_out_digest)
     assert (again.mixture, [one.count for one in again.skipped]) == (whole.mixture, [2])
     assert not (tmp_path / "out" / "prepared.partial.json").exists()
+
+
+def _chats(folder: Path, count: int) -> Path:
+    lines = []
+    for number in range(count):
+        asked = [{"role": "user", "content": f"What is {number} and {turn}?"} for turn in range(number % 3 + 1)]
+        said = [{"role": "assistant", "content": f"It is {number + turn}, " * (1 + number % 11)} for turn in range(9)]
+        lines.append({"messages": [one for pair in zip(asked, said, strict=False) for one in pair]})
+    lines[5] = {"messages": [{"role": "user", "content": "nobody answers"}]}
+    path = folder / "chats.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_conversations_lie_whole_in_samples_and_what_is_cut_or_left_out_is_named(tmp_path: Path) -> None:
+    tokenizer, path = small_chat_tokenizer(tmp_path / "t"), _chats(tmp_path, 400)
+    table = _table(path, kind="chat", tokenizer=str(tokenizer), sequence_length=96)
+    prepared = prepare_data(table, tmp_path / "out")
+    _check_record(prepared)
+    marks = prepare.marks_of(table)
+    assert (marks.documents, marks.answers, prepared.token_bytes) == (True, True, 2)
+    reasons = {one.reason: (one.count, one.named) for one in prepared.skipped}
+    assert reasons[NO_ANSWER] == (1, (str(path),))
+    assert reasons[prepare.CUT][0] > 20
+    values_BL = prepared.train().read(0, prepared.num_train_tokens).reshape(-1, 96)
+    tokens_BL, targets_BL = marks.batch(values_BL)
+    assert prepared.num_train_targets == (targets_BL >= 0).sum()
+    assert (targets_BL >= 0).any(axis=1).all()
+    assert tokens_BL.max() < prepared.vocab_size
+
+
+def test_samples_of_an_interrupted_call_are_those_of_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "CHECKPOINT_CHARACTERS", 9000)
+    tokenizer, path = small_chat_tokenizer(tmp_path / "t"), _chats(tmp_path, 400)
+    table = _table(path, kind="chat", tokenizer=str(tokenizer), sequence_length=96)
+    whole = prepare_data(table, tmp_path / "whole")
+    saves = []
+
+    def break_off(self: prepare._Preparing, *args: Any) -> None:
+        saved(self, *args)
+        saves.append(args)
+        if len(saves) == 3:
+            raise KeyboardInterrupt
+
+    saved = prepare._Preparing._save
+    with monkeypatch.context() as broken:
+        broken.setattr(prepare._Preparing, "_save", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_data(table, tmp_path / "out")
+    found = prepare_data(table, tmp_path / "out")
+    assert asdict(found) | {"train_path": 0, "held_out_path": 0} == asdict(whole) | {
+        "train_path": 0,
+        "held_out_path": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "chat"}, "has no chat template"),
+        ({"kind": "chat", "tokenizer": "t", "documents": "packed"}, "would cut conversations"),
+        ({"loss_on": "answers"}, "no source has kind"),
+    ],
+)
+def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        _table(tmp_path, **fields)

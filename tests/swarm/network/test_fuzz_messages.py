@@ -39,7 +39,7 @@ from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
-from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
@@ -56,6 +56,8 @@ from swarm.network.bulk import framing
 from swarm.network.bulk.direct import DirectOffer
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.records import open_record, sign_record
+from swarm.network.punch.puncher import Asked, Port, Side
+from swarm.network.punch.seen import Seen
 from swarm.network.service import decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Message
 from tests import ROOT
@@ -292,12 +294,19 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Fragment(3, 9),
         Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),
+        _punch_question(coordinator),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
         _step_report(),
     ]
+
+
+def _punch_question(coordinator: PeerId) -> Asked:
+    seen = Seen(coordinator, coordinator, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
+    side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, num_streams=2, took_ms=20)
+    return Asked(bytes(16), near=False, side=side)
 
 
 def _step_report() -> StepReport:

@@ -162,6 +162,7 @@ class World:
             num_targets=targets.size,
             tokens_digest=digests[0],
             targets_digest=digests[1],
+            document_bounds=(),
         )
         return record.signed_by(source)
 

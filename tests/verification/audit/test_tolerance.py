@@ -42,18 +42,18 @@ def _away(replay: Floats, error: float) -> Floats:
         (0.99e-3, None, Grade.HONEST),
         (1.01e-3, None, Grade.SUSPICIOUS),  # the floor
         (1.01e-3, 1e-5, Grade.SUSPICIOUS),
-        (1.4e-3, 1e-3, Grade.HONEST),
-        (1.6e-3, 1e-3, Grade.SUSPICIOUS),  # one and a half of the own error
+        (1.9e-3, 2e-3, Grade.HONEST),
+        (2.1e-3, 2e-3, Grade.SUSPICIOUS),  # the own error
         (0.99e-2, 1e-3, Grade.SUSPICIOUS),
-        (1.01e-2, 1e-3, Grade.FRAUD),  # three times the own error is less than what is worth a case
+        (1.01e-2, 1e-3, Grade.FRAUD),  # twice the own error is less than what is worth a case
         (1.01e-2, None, Grade.FRAUD),
-        (1.01e-2, 1e-2, Grade.HONEST),
-        (2.9e-2, 1e-2, Grade.SUSPICIOUS),
-        (3.1e-2, 1e-2, Grade.FRAUD),
-        (0.7, 0.24, Grade.SUSPICIOUS),
-        (0.75, 0.24, Grade.FRAUD),
-        (2.0, 0.26, Grade.SUSPICIOUS),  # nearly nothing but rounding decides what comes out
-        (14.0, 0.26, Grade.FRAUD),
+        (1.01e-2, 1.02e-2, Grade.HONEST),
+        (1.9e-2, 1e-2, Grade.SUSPICIOUS),
+        (2.1e-2, 1e-2, Grade.FRAUD),
+        (0.97, 0.49, Grade.SUSPICIOUS),
+        (1.0, 0.49, Grade.FRAUD),
+        (2.0, 0.51, Grade.SUSPICIOUS),  # nearly nothing but rounding decides what comes out
+        (26.0, 0.51, Grade.FRAUD),
         (2.0, None, Grade.FRAUD),
     ],
 )
@@ -65,8 +65,8 @@ def test_a_claim_is_graded_by_its_error_and_the_auditors_own(
     assert found.grade is grade, found.reason
     assert found.error == pytest.approx(error, rel=1e-6)
     assert found.measured == pytest.approx(error, rel=1e-6)
-    assert found.fraud == max(1e-2, (3 if (own_error or 0.0) <= 0.25 else 50) * (own_error or 0.0))
-    assert found.accept == max(1e-3, 1.5 * (own_error or 0.0))
+    assert found.fraud == max(1e-2, (2 if (own_error or 0.0) <= 0.5 else 50) * (own_error or 0.0))
+    assert found.accept == max(1e-3, own_error or 0.0)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_own_error_is_asked_for_only_where_it_could_clear_the_claim(
 
 def test_an_accuser_wants_more_than_a_judge() -> None:
     replay = _replay()
-    claim = _away(replay, 0.033)
+    claim = _away(replay, 0.022)
     assert compare(claim, replay, BOUNDS, own_error=1e-2).grade is Grade.FRAUD
     assert compare(claim, replay, BOUNDS, own_error=1e-2, caution=CAUTION).grade is Grade.SUSPICIOUS
     assert compare(_away(replay, 0.011), replay, BOUNDS, own_error=1e-3, caution=CAUTION).grade is Grade.FRAUD
@@ -263,7 +263,7 @@ def test_the_own_error_is_measured_like_the_claims() -> None:
     claimed[9] *= 1.01
     found = compare(claimed, replay, BOUNDS)
     assert relative_error(claimed, replay) == found.measured == pytest.approx(0.01 / 4)
-    assert compare(claimed, replay, Bounds(1e-5, 2e-4), own_error=found.measured / 1.4).grade is Grade.HONEST
+    assert compare(claimed, replay, Bounds(1e-5, 2e-4), own_error=1.01 * found.measured).grade is Grade.HONEST
 
 
 def _extent(claimed: Floats, replayed: Floats) -> float:

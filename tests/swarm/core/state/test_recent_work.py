@@ -117,7 +117,7 @@ def test_versions_in_which_one_brought_nothing_are_counted_until_it_brings_somet
 
 def test_where_no_neighbour_signs_a_step_counts_an_even_share_twice_or_a_quarter_more_than_was_proven() -> None:
     recent = [RecentWork(WORKER, (8,) * 12 + (640, 320, 320, 320, 320)), RecentWork(IDLE, (0, 0, 800))]
-    shares = Shares.of_work(recent, microbatches_per_step=10, microbatch_tokens=8)
+    shares = Shares.of_work(recent, microbatches_per_step=10, microbatch_targets=8)
     assert shares.of(NEW) == 10
     assert shares.of(WORKER) == 50, "the 640 are more than four versions old"
     assert shares.of(IDLE) == 125

@@ -269,7 +269,7 @@ def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
     async def main() -> None:
         for _ in range(3):
             await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
-        two.a._direct.consider(two.b.peer_id, WORTH_BYTES - 1)
+        two.a._consider_direct(two.b.peer_id, WORTH_BYTES - 1)
         assert not two.a._direct._asking
         assert await two.echo() == BULK
         assert two.a._direct.knows(two.b.peer_id)

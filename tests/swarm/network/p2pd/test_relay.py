@@ -16,7 +16,7 @@ from bootstrap.directory.relaying import HostRelay, RelaySettings
 from peer.directory import reachability, relaying
 from peer.directory.reachability import Reach, Reachability
 from peer.directory.relaying import VolunteerRelay
-from swarm.core.errors import LocalError, TransientError
+from swarm.core.errors import LocalError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer
 from swarm.identity.key import Identity
@@ -150,6 +150,7 @@ def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) ->
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(reachability, "OFFER_EVERY_S", 0.2)
     monkeypatch.setattr(relaying, "LOOK_EVERY_S", 0.2)
 
 
@@ -159,7 +160,7 @@ class HiddenPeer:
     def __init__(self, scene: Scene, folder: Path, budget_bytes: int) -> None:
         self.scene = scene
         self.folder = folder
-        self.settings = RelaySettings(listen=LISTEN, budget_bytes=budget_bytes)
+        self.settings = RelaySettings(listen=LISTEN, budget_bytes=budget_bytes, bulk_bytes=MIB // 2)
         self.told: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
@@ -196,10 +197,14 @@ def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, t
             await peer.wait_until(Reach.RELAYED)
             assert hidden.addresses() == list(hidden.relayed)
             await scene.other.connect(hidden.peer_id, hidden.addresses())
-            for caller, callee in ((scene.other, hidden), (scene.other, hidden), (hidden, scene.other)):
-                await call(
-                    caller, callee, MIB
-                )  # not all one way: a connection ends by itself after the budget each way
+            # Not all one way: a connection ends by itself after the budget each way.
+            await call(hidden, scene.other, MIB)
+            await until(lambda: not hidden.relay_carries_bulk)
+            with pytest.raises(UnreachableError, match="carries no bulk any more"):
+                await call(hidden, scene.other, MIB)
+            await call(hidden, scene.other, 1000)
+            for _ in range(2):
+                await call(scene.other, hidden, MIB)
             await until(lambda: "relay budget of 0.00314573 GB is used up" in peer.reachability.why)
             assert peer.reachability.reach is Reach.OUTBOUND
             assert hidden.addresses() == []

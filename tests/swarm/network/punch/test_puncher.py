@@ -15,6 +15,7 @@ from swarm.identity.key import Identity
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.loop import new_event_loop
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.punch import puncher as module
 from swarm.network.punch.puncher import PUNCH, Asked, Puncher
 from swarm.network.transport import Message
 
@@ -117,7 +118,10 @@ def test_nobody_is_dialled_on_a_word_that_is_not_the_hosts(three: Three) -> None
     three.run(main())
 
 
-def test_a_peer_causes_so_many_punches_within_a_minute_and_needs_ports_that_were_seen(three: Three) -> None:
+def test_a_peer_causes_so_many_punches_within_a_minute_and_needs_ports_that_were_seen(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEGIN_S", 0.5)
     a, b = three.a, three.b
     asked: list[Message] = []
 
@@ -143,12 +147,15 @@ def test_a_peer_causes_so_many_punches_within_a_minute_and_needs_ports_that_were
         with pytest.raises(RemoteError, match="by another"):  # overheard by a third
             await puncher(b).asked(three.host.peer_id, Message(ask.to_value()))
         assert not puncher(b)._agreed
-        for _ in range(10):
+        for _ in range(20):  # each at most as long as none is under way of the same session
             with contextlib.suppress(TransientError, RemoteError):
                 await puncher(b).asked(a.peer_id, Message(ask.to_value()))
+                with pytest.raises(TransientError):
+                    await puncher(b).asked(a.peer_id, Message(ask.to_value()))
+            puncher(b)._forget(a.peer_id, ask.session)
         with pytest.raises(TransientError, match="within a minute"):
             await puncher(b).asked(a.peer_id, Message(ask.to_value()))
-        for session in list(puncher(b)._agreed):
-            puncher(b)._forget(session)
+        for agreed in list(puncher(b)._agreed):
+            puncher(b)._forget(*agreed)
 
     three.run(main())

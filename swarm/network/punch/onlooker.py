@@ -1,4 +1,4 @@
-"""A witness: who says where it saw a peer's connection come from. Any peer that can be dialled is one.
+"""An onlooker: who says where it saw a peer's connection come from. Any peer that can be dialled is one.
 
 Asked for over p2pd, as a direct stream is, and answered on a stream of that kind: the word is read by no one else, and
 nobody has one made of a connection that is not its own. The connection stays a while, so that the peer's router keeps
@@ -22,7 +22,7 @@ from swarm.network.places import Places, network_of
 from swarm.network.punch.ports import LocalPort
 from swarm.network.punch.seen import Endpoint, Seen
 
-WITNESS = "witness"
+ONLOOKER = "onlooker"
 """{} -> a direct offer, of streams on which a `Seen` comes and nothing else."""
 HELD_S = 15.0
 _VALID_S = 20.0
@@ -39,7 +39,7 @@ class _Session:
     ends_at: float
 
 
-class Witness:
+class Onlooker:
     """The side that sees."""
 
     def __init__(self, identity: Identity) -> None:
@@ -74,7 +74,7 @@ class Witness:
         data = pack(word.to_value())
         await send_all(stream, len(data).to_bytes(_LENGTH_BYTES, "big") + data)
         if len(self._held) < _MOST_HELD:
-            task = asyncio.create_task(_hold(connection.dup()), name="a witnessed connection")
+            task = asyncio.create_task(_hold(connection.dup()), name="a held connection")
             self._held.add(task)
             task.add_done_callback(self._held.discard)
 
@@ -100,23 +100,23 @@ async def _hold(connection: socket.socket) -> None:
 
 
 async def where_seen(
-    port: LocalPort, at: Endpoint, offer: DirectOffer, *, me: PeerId, witness: PeerId
+    port: LocalPort, at: Endpoint, offer: DirectOffer, *, me: PeerId, onlooker: PeerId
 ) -> tuple[Seen, SealedSocket]:
-    """What a witness says of a connection from this port, and the connection, to be closed after the punch.
+    """What an onlooker says of a connection from this port, and the connection, to be closed after the punch.
 
     Raises OSError, EOFError, or RemoteError for a word that is not on this peer. The caller sets a deadline.
     """
     connection = await port.connect(at)
     try:
-        stream = await opened(connection, offer, caller=me, callee=witness)
+        stream = await opened(connection, offer, caller=me, callee=onlooker)
         length = int.from_bytes(await receive(stream, _LENGTH_BYTES), "big")
         if length > _MAX_WORD_BYTES:
-            raise RemoteError("too_large", f"a witness's word of {length} bytes", witness)
+            raise RemoteError("too_large", f"an onlooker's word of {length} bytes", onlooker)
         word = Seen.from_value(unpack(await receive(stream, length), max_bytes=_MAX_WORD_BYTES))
     except BaseException:
         connection.close()
         raise
-    if word.peer_id != me or word.witness != witness:
+    if word.peer_id != me or word.onlooker != onlooker:
         stream.close()
-        raise RemoteError("malformed", "a witness's word that is another's, or on another", witness)
+        raise RemoteError("malformed", "an onlooker's word that is another's, or on another", onlooker)
     return word, stream
