@@ -141,9 +141,7 @@ def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors
     return tuple(relative_error(mine, yours) for (_, mine, _), (_, yours, _) in pairs)
 
 
-def compared_window(
-    replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float
-) -> Comparison:
+def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float) -> Comparison:
     """The worst of what a window says."""
     arithmetic = replay.settings.model.arithmetic
     found = []
