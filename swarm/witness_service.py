@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
@@ -35,6 +35,9 @@ MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
 KEPT_NAMES = 1024
+PING_S = 5.0
+MOST_PINGED = 8
+"""Members whom a voter asks whether they live, where parts are left empty; where more are silent it waits for them."""
 PAPERS_S = 2.0
 """How long a contribution's papers are waited for: a few kB, of who has just committed to it."""
 
@@ -113,8 +116,10 @@ class WitnessService:
         self._may_join = may_join
         self._rounds: dict[tuple[int, int, bytes], Witness] = {}
         self._opened_by: dict[tuple[int, int, bytes], PeerId] = {}
+        self._transport: Transport | None = None
 
     def serve(self, transport: Transport) -> None:
+        self._transport = transport
         transport.serve(WITNESS, self._on_witness, max_body_bytes=0)
         transport.serve(VOTES, self._on_votes, max_body_bytes=0)
 
@@ -168,10 +173,32 @@ class WitnessService:
         if proposal.view >= witness.voter.highest_view:
             num_members = len(facts.members)
             await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
-        vote = witness.on_ballot(sender, proposal, words)
+        gone = await self._gone(facts, proposal, words)
+        vote = witness.on_ballot(sender, proposal, words, gone=gone)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
         return Message({"vote": value_or_none(vote)})
+
+    async def _gone(self, facts: RoundFacts, proposal: Proposal, words: Words | None) -> frozenset[PeerId]:
+        """Of the members that have not voted for a result which leaves parts empty, those that do not answer."""
+        if proposal.result is None or words is None or len(words.said) == len(proposal.result.parts):
+            return frozenset()
+        voted = {vote.voter for vote in words.agreed}
+        silent = [peer for peer in facts.members if peer not in voted]
+        if len(silent) > MOST_PINGED:
+            return frozenset()
+        answers = await asyncio.gather(*map(self._answers, silent))
+        return frozenset(peer for peer, is_there in zip(silent, answers, strict=True) if not is_there)
+
+    async def _answers(self, peer: PeerId) -> bool:
+        assert self._transport is not None
+        try:
+            await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+        except UnreachableError:
+            return False
+        except (TransientError, RemoteError):
+            return True
+        return True
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters:

@@ -4,10 +4,16 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.homes import namespaces
+from benchmarks.homes.namespaces import Namespaces
+from bootstrap.program.ledger import Ledger
+from swarm.network.identity_file import load_identity
 from tests.peer.owner.small_disks import fill, small_disk, why_not
 from tests.process_swarm import ProcessSwarm, Zygote
 from tests.verification.histories import end_with_one_history, names_begun, wait_until_it_votes
@@ -108,21 +114,66 @@ def test_a_host_whose_disk_is_full_stands_still_and_takes_the_run_up_again(zygot
     assert zygote.leftovers() == []
 
 
-def test_windows_of_others_go_on_whoever_is_killed_or_stands_still_in_one(zygote: Zygote, tmp_path: Path) -> None:
+MICROBATCHES_A_WINDOW = 20
+CUT_S = 60.0
+
+
+def windows_done(swarm: ProcessSwarm) -> dict[int, dict[str, int]]:
+    """By version that a window began from: by peer, how many of its microbatches count. From the host's ledger."""
+    names = {load_identity(swarm.root / name / "identity.key").peer_id: name for name in swarm.peers}
+    ledger = Ledger(swarm.root / "host" / "ledger.sqlite")
+    found = {}
+    for event in ledger.events("result"):
+        facts: Any = event.facts
+        found[facts["step"]] = {names[peer]: num_microbatches for peer, num_microbatches, _ in facts["credit"]}
+    ledger.close()
+    return found
+
+
+def test_windows_of_others_go_on_whoever_is_killed_stands_still_is_cut_off_or_comes(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     """Windows of a second or more: what befalls a member does so within one."""
+    reason = namespaces.why_not()
+    if reason is not None:
+        pytest.skip(reason)
     windows = {"stages": 1, "founders": 4, "local_steps": 10, "target_tokens": 256, "slow_s": 0.05}
-    with ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS, **windows) as swarm:
+    network = Namespaces(("host", "p0a", "p0b", "p0c", "p0d", "p0e"))
+    concerned: dict[str, list[range]] = defaultdict(list)
+    with network, ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS, network=network, **windows) as swarm:
+
+        def version() -> int:
+            return max((event["version"] for event in swarm.events() if event["event"] == "version"), default=0)
+
+        def until_back(name: str, since: int) -> None:
+            wait_until_it_votes(swarm, name, timeout_s=120)
+            concerned[name].append(range(since, version() + 1))
+
         swarm.start_host()
         swarm.start_founders()
         swarm.wait_for("version", version=3, timeout_s=240)
+        killed_at = version()
         swarm.kill("p0a")
         train_on(swarm, 3, timeout_s=120)
+        stopped_at = version()
         os.kill(swarm.peers["p0b"], signal.SIGSTOP)
         try:
             train_on(swarm, 3, timeout_s=120)
         finally:
             os.kill(swarm.peers["p0b"], signal.SIGCONT)
-        wait_until_it_votes(swarm, "p0b", timeout_s=120)
+        until_back("p0b", stopped_at)
+        swarm.start_peer("p0e", 0)
+        wait_until_it_votes(swarm, "p0e", timeout_s=120)
+        cut_at = version()
+        network.cut(("p0d",))
+        time.sleep(CUT_S)
+        assert version() >= cut_at + 5, f"{version() - cut_at} rounds in {CUT_S:.0f} s without p0d"
+        network.heal()
+        until_back("p0d", cut_at)
+        swarm.start_peer("p0a", 0)
+        until_back("p0a", killed_at)
+        until_the_host_keeps_up(swarm, "p0c", timeout_s=60)
+        done = windows_done(swarm)
         os.kill(swarm.host, signal.SIGKILL)
         swarm.zygote.exit_code(swarm.host, timeout_s=30)
         begun = len(names_begun(tmp_path, "p0c"))
@@ -130,9 +181,16 @@ def test_windows_of_others_go_on_whoever_is_killed_or_stands_still_in_one(zygote
         swarm.wait_for("recovered", timeout_s=120)
         train_on(swarm, 2, timeout_s=120)
         assert len(names_begun(tmp_path, "p0c")) > begun
-        swarm.start_peer("p0a", 0)
-        wait_until_it_votes(swarm, "p0a", timeout_s=120)
         end_with_one_history(swarm)
+    for name in ("p0b", "p0c", "p0d"):  # members from the first to the last
+        missed = {
+            step: of.get(name, 0)
+            for step, of in done.items()
+            if of.get(name, 0) < MICROBATCHES_A_WINDOW and not any(step in one for one in concerned[name])
+        }
+        assert not missed, f"{name} was well and lost windows: {missed}"
+    came = min(step for step, of in done.items() if "p0e" in of)
+    assert done[came]["p0e"] == MICROBATCHES_A_WINDOW, "who comes begins with a whole window"
     assert zygote.leftovers() == []
 
 

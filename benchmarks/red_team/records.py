@@ -23,6 +23,7 @@ from swarm.data import pieces
 from swarm.identity.signed_record import SignedRecord
 from swarm.network.bulk import direct
 from swarm.network.directory import dial_back
+from swarm.network.punch import puncher, seen
 from verification.audit import owed, probation, verdicts
 from verification.kinds import equivocation
 from verification.pipeline import headers
@@ -36,7 +37,7 @@ PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
     *(host_protocol, moving, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
-    *(verdicts, anchor, chance),
+    *(verdicts, anchor, chance, seen, puncher),
 )
 """Modules with records, which are loaded by this. A test looks for others."""
 BASES = frozenset({Signed, SignedOnce, SignedRecord, SignedValue, Record, Row})

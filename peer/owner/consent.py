@@ -10,7 +10,7 @@ from rich.table import Table
 from swarm.core.owner.limits import LIMITS, NONE, OwnerLimits
 from swarm.core.plan import Assumptions, plan_run, total_bytes
 from swarm.core.settings import RunSettings
-from swarm.manifest.model import hidden_size, stage_num_parameters
+from swarm.manifest.model import hidden_size, num_frozen, stage_num_parameters
 from swarm.manifest.signed_run import SignedRun
 from swarm.question import ask as ask_person
 from swarm.readable import count_text
@@ -92,7 +92,7 @@ def _model(settings: RunSettings, trained: int) -> str:
     adapters = settings.model.adapters
     if not adapters.rank:
         return f"{count_text(trained)} parameters"
-    frozen = sum(size.frozen for size in stage_num_parameters(settings.model))
+    frozen = num_frozen(settings.model)
     kept = "in 4 bits" if adapters.base == "nf4" else "as it is"
     of_adapters = f"{count_text(trained)} parameters of adapters (LoRA, rank {adapters.rank})"
     return f"{of_adapters}, on {count_text(frozen)} frozen {kept}"

@@ -129,7 +129,10 @@ class RoundDriver:
                     raise
             words = fields.maybe("words", Words.from_value)
             out = machine.on_ballot(sender, proposal, now=time.monotonic())
-            await self._parts.compare(state, proposal, words)
+            try:
+                await self._parts.compare(state, proposal, words)
+            except RemoteError as error:  # nobody votes for it: the next leader is turned to at once
+                out, heard = out + machine.pass_over(sender, proposal.view, now=time.monotonic()), Heard([], error)
         elif kind == "vote":
             view, phase, value = (
                 fields.integer("view", high=1 << 20),
@@ -241,7 +244,7 @@ class RoundDriver:
                     for peer in to:
                         if peer not in inside:
                             key = (peer, proposal.phase, proposal.view)
-                            self._ask_outside(state, peer, instruction, key, words)
+                            self._ask_outside(state, peer, instruction, key)
                 case act.SendVote(leader, proposal, vote):
                     asked: dict[str, Value] = {
                         "kind": "vote",
@@ -315,24 +318,14 @@ class RoundDriver:
                 raise TransientError(f"{strange[0][-6:]} is not known here as a neighbour")
 
     def _ask_outside(
-        self,
-        state: StepState,
-        peer: PeerId,
-        what: act.AskPromise | act.SendBallot,
-        key: tuple[PeerId, str, int],
-        words: Words | None = None,
+        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
     ) -> None:
         if key not in state.asking:
             state.asking.add(key)
-            self._context.tasks.spawn(self._until_answered(state, peer, what, key, words))
+            self._context.tasks.spawn(self._until_answered(state, peer, what, key))
 
     async def _until_answered(
-        self,
-        state: StepState,
-        peer: PeerId,
-        what: act.AskPromise | act.SendBallot,
-        key: tuple[PeerId, str, int],
-        words: Words | None,
+        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
     ) -> None:
         """Ask a voter outside the stage until it answers or nobody wants to know any more."""
         machine, facts = state.round, state.facts
@@ -342,6 +335,8 @@ class RoundDriver:
         basis, call_s = self._steps.chain.basis, self._context.settings.deadlines.call_s
         try:
             while self._steps.is_open(state) and machine.wants(what):
+                # Of members' votes for it there may be more by now.
+                words = self._parts.words(state, what.proposal) if isinstance(what, act.SendBallot) else None
                 try:
                     answer = await ask_witness(
                         self._context.transport, peer, facts, basis, what, words=words, timeout_s=call_s

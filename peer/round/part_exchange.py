@@ -4,6 +4,7 @@ Parts travel several to a message; all of a message are hashed, checked and deco
 reduced part goes with the signature of whoever reduced it, whoever hands it on: nobody votes for a part without.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -266,7 +267,9 @@ class PartExchange:
                 return Heard(machine.on_part(sender, part))
             log.warning("stage %d part %d of %s: %s", self._steps.chain.stage, part, sender[-6:], error)
             contribution = machine.roster.contribution_of(sender) if machine.roster is not None else None
-            if error.kind != "digest" and contribution is not None:
+            if error.kind == "digest":  # as if nothing had come: who leaves out what was committed to must prove it
+                return Heard([], RemoteError(error.kind, f"part {part}: {error}", sender))
+            if contribution is not None:
                 self._context.events.publish(ProtocolViolation(message=contribution, part=part, body=body))
             out = machine.on_bad_part(sender, part)
             return Heard(out, RemoteError(error.kind, f"part {part}: {error}", sender))
@@ -378,8 +381,18 @@ class PartExchange:
         for reduced, made in found.items():
             state.parts.reductions.setdefault(reduced, made)
 
+    def _accuse_who_leaves_out(self, state: StepState, made: Reduction) -> None:
+        """Accuse a reducer that takes a part of this peer for nonsense which is none."""
+        if made.level == "shares" or not state.parts.own:
+            return
+        for place, one in enumerate(made.malformed, 1):
+            own = state.parts.own[made.part] if one.peer_id == self._context.me else None
+            if own is not None and self._what_is_wrong(made.part, own, one.digest) is None:
+                self._context.events.publish(ProtocolViolation(message=made, part=place, body=own))
+
     def _compare_words(self, state: StepState, found: Taken) -> None:
         for reduced, made in found.items():
+            self._accuse_who_leaves_out(state, made)
             for known, held in state.parts.reductions.items():
                 is_other = (held.digest, held.squares) != (made.digest, made.squares)
                 if known.part == reduced.part and held.reducer == made.reducer and is_other:
@@ -393,16 +406,30 @@ class PartExchange:
         if result is None or not proposal.is_new_result:
             return None
         weights, cap = self._weights(result.roster), self._replica.norm_cap()
-        return Words.of(result, state.parts.reductions, weights, norm_cap=cap)
+        votes = state.round.votes_for(proposal) if state.round is not None else ()
+        return Words.of(result, state.parts.reductions, weights, norm_cap=cap, votes=votes)
 
     async def compare(self, state: StepState, proposal: Proposal, words: Words | None) -> None:
-        """Hold words that a proposal came with, and that are not known here, against the bytes and other words."""
-        result = proposal.result
-        if result is None or words is None or not self._steps.is_open(state):
+        """Hold words that a proposal came with, and that are not known here, against the bytes and other words.
+
+        Raises RemoteError if the result says of a part what is signed neither here nor there.
+        """
+        result, known = proposal.result, state.parts.reductions
+        if result is None or not proposal.is_new_result or not self._steps.is_open(state):
             return
-        weights, cap, known = self._weights(result.roster), self._replica.norm_cap(), state.parts.reductions
-        said = words.of_result(result, weights, norm_cap=cap, known=known)
-        found = {one: made for one, made in said if verify(made.reducer, made.signed_bytes(), made.signature)}
+        if all(reduced.is_empty or reduced in known for reduced in result.parts):
+            return
+        if words is None:
+            raise RemoteError("signature", "a result without its reducers' words", result.leader)
+        said, weights, cap = words, self._weights(result.roster), self._replica.norm_cap()
+
+        def checked() -> Taken:
+            found = dict(said.of_result(result, weights, norm_cap=cap, known=known))
+            for made in found.values():
+                made.check(verify)
+            return found
+
+        found = await asyncio.to_thread(checked)
         self._compare_words(state, found)
         state.parts.claimed = found
         for reduced, made in found.items():

@@ -302,7 +302,8 @@ class SimulatedRound:
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
         self._check_shown(self._coordinator, proposal)
-        vote = self._witness.on_ballot(leader.peer.peer_id, proposal, self._words(leader, proposal))
+        gone = [peer for peer in self._facts.members if peer not in self._members]
+        vote = self._witness.on_ballot(leader.peer.peer_id, proposal, self._words(leader, proposal), gone=gone)
         if vote is None:
             return []
         asked = (proposal.view, proposal.phase, proposal.value)
@@ -313,7 +314,8 @@ class SimulatedRound:
         if result is None or not proposal.is_new_result:
             return None
         weights = self._chain.weights_of(result.roster, replica.settings)
-        return Words.of(result, leader.reductions, weights, norm_cap=replica.norm_cap())
+        votes = leader.machine.votes_for(proposal)
+        return Words.of(result, leader.reductions, weights, norm_cap=replica.norm_cap(), votes=votes)
 
     def _followed(self, member: Member, sender: PeerId, roster: Roster) -> list[Instruction]:
         out = member.machine.on_roster(sender, roster, now=self._now)

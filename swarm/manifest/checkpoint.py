@@ -8,7 +8,7 @@ from typing import Any
 from swarm.core.tables import show
 from swarm.data.tokenizer import BYTES
 from swarm.manifest.file import Manifest
-from swarm.manifest.model import checkpoint_config, stage_num_parameters
+from swarm.manifest.model import checkpoint_config, num_frozen, stage_num_parameters
 from swarm.manifest.tables import ModelTable
 
 LONGEST_SEQUENCE = 1024
@@ -46,8 +46,7 @@ def what_was_read(manifest: Manifest) -> list[str]:
         lines.append(f"special tokens: {', '.join(special)}")
     adapters = manifest.model.adapters
     if adapters.rank:
-        frozen = sum(size.frozen for size in stage_num_parameters(manifest.model))
-        trained = sum(stage_num_parameters(manifest.model))
+        frozen, trained = num_frozen(manifest.model), sum(stage_num_parameters(manifest.model))
         lines.append(
             f"its {frozen:,} parameters are frozen{' in 4 bits' if adapters.base == 'nf4' else ''}; adapters of rank "
             f"{adapters.rank} with {trained:,} are trained"

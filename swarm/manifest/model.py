@@ -93,6 +93,13 @@ def stage_num_parameters(model: ModelSettings) -> list[StageSize]:
     return [stage_size(model, stage) for stage in range(model.num_stages)]
 
 
+def num_frozen(model: ModelSettings) -> int:
+    """Values of the frozen base, those that two stages share once; 0 where the whole model is trained."""
+    from swarm.model.adapters.base import base_layout
+
+    return sum(tensor.num_values for tensor in base_layout(model).tensors) if model.has_base else 0
+
+
 def stage_size(model: ModelSettings, stage: int) -> StageSize:
     """What is trained of it, and what is frozen."""
     from swarm.model.adapters.base import base_tensors

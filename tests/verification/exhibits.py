@@ -364,12 +364,14 @@ def work_of(papers: Papers, version: Version) -> Work:
 
 
 def tokens_and_targets(settings: RunSettings, number: int) -> tuple[Any, Any]:
-    """int64 (B, L) each, drawn from the number; a few targets are not counted, and with some documents begin."""
+    """int64 (B, L) each, drawn from the number; a few targets are not counted, and, where a run has documents by
+    themselves, some begin with these."""
     rng = np.random.default_rng(number)
     shape = (settings.batch.microbatch_size, settings.data.sequence_length)
     tokens, targets = (rng.integers(0, settings.data.vocab_size, shape) for _ in range(2))
     targets[rng.random(shape) < 0.1] = -100
-    targets[rng.random(shape) < 0.05] = -101
+    if settings.data.documents == "masked":
+        targets[rng.random(shape) < 0.1] = -101
     return tokens, targets
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from swarm.core.canonical import Value
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
@@ -18,13 +19,15 @@ from verification.pipeline.headers import HopHeader
 class ProtocolViolation:
     """A contribution with one of its encoded parts, a reduction or a hop header with its body.
 
-    The bytes do not decode, or are of another sum of squares than a reduction says.
+    The bytes do not decode, or are of another sum of squares than a reduction says; or they do decode, and the
+    reduction leaves them out as malformed.
     """
 
     KIND: ClassVar[Kind] = "protocol_violation"
     message: Contribution | Reduction | HopHeader
     part: int
-    """Of the contribution; else 0."""
+    """Of the contribution. Of a reduction 0 for its own bytes, and from 1 on for those of whom it leaves out, in its
+    order. Else 0."""
     body: Bytes
 
     @property
@@ -51,10 +54,17 @@ class ProtocolViolation:
         if isinstance(self.message, HopHeader):
             return self.message.body_digest
         if isinstance(self.message, Reduction):
-            return self.message.digest
+            return self._digest_in(self.message)
         if self.part >= len(self.message.part_digests):
             raise RemoteError("malformed", f"contribution of {len(self.message.part_digests)} parts has no {self.part}")
         return self.message.part_digests[self.part]
+
+    def _digest_in(self, made: Reduction) -> bytes:
+        if self.part == 0:
+            return made.digest
+        if made.level == "shares" or self.part > len(made.malformed):  # who combines shares has seen no contribution
+            raise RemoteError("malformed", f"a reduction that leaves out {len(made.malformed)} has no {self.part}")
+        return made.malformed[self.part - 1].digest
 
     def to_evidence(self, run: SignedRun) -> Evidence:
         facts: Value = {"of": self.message.DOMAIN, "message": self.message.to_value(), "part": self.part}
@@ -76,7 +86,7 @@ class ProtocolViolation:
         if of not in _MESSAGES or len(evidence.blobs) != 1:
             raise RemoteError("malformed", f"violation by a {of[:20]!r} with {len(evidence.blobs)} blobs")
         message = _MESSAGES[of].from_value(fields.message("message"))
-        part = fields.integer("part", high=MAX_PARTS if of == Contribution.DOMAIN else 0)
+        part = fields.integer("part", high=_MOST_PARTS.get(of, 0))
         fields.done()
         made = cls(message=message, part=part, body=evidence.blobs[0])
         if evidence.blob_digests[0] != made.committed_digest:
@@ -96,3 +106,4 @@ class ViolationError(RemoteError):
 _MESSAGES: dict[str, type[Contribution] | type[Reduction] | type[HopHeader]] = {
     made.DOMAIN: made for made in (Contribution, Reduction, HopHeader)
 }
+_MOST_PARTS = {Contribution.DOMAIN: MAX_PARTS, Reduction.DOMAIN: MAX_MEMBERS}

@@ -107,7 +107,16 @@ def _judge_violation(evidence: Evidence) -> Verdict:
     wrong = _wrong_bytes(case, evidence)
     if wrong is not None:
         return Verdict.of(evidence, True, f"signed for bytes that no honest program writes: {wrong}")
-    return Verdict.of(evidence, False, "the bytes decode as they should")
+    return Verdict.of(evidence, False, "the bytes are as they should be")
+
+
+def _left_out_wrongly(body: Bytes, parts: Parts, part: int) -> str | None:
+    """Of a contribution to a part that its reducer left out as malformed; None if it is."""
+    try:
+        check_encoded(parts.contribution_codec(part), body, num_values=parts.size(part))
+    except RemoteError:
+        return None
+    return f"part {part} leaves out as malformed what decodes"
 
 
 def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
@@ -120,6 +129,8 @@ def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
             codec.decode(case.body, _hop_shape(evidence))
         elif isinstance(message, Reduction):
             parts = _parts_with(evidence, message.part)
+            if case.part > 0:
+                return _left_out_wrongly(case.body, parts, message.part)
             _, written = read_and_written(message.level, parts.codec_name(message.part))
             squares = squares_of(written, case.body, parts.size(message.part))
             if message.level != "cohort" and squares != message.squares:

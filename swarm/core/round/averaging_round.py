@@ -364,11 +364,15 @@ class AveragingRound:
         return self._lead.propose(now)
 
     def pass_over(self, leader: PeerId, view: int, *, now: float) -> Instructions:
-        """Who leads the view says itself that it has nothing to show for its contribution: the next leader is turned
-        to at once, for nobody who looks can vote for what this one proposes."""
+        """Who leads the view says itself that it has nothing to show for its contribution, or for its result: the next
+        leader is turned to at once, for nobody who looks can vote for what this one proposes."""
         if self.result is not None or self.leads or (leader, view) != (self.leader, self._promised):
             return []
         return self._next_view(now)
+
+    def votes_for(self, proposal: Proposal) -> tuple[Vote, ...]:
+        """Those that this peer, who asks for them, has."""
+        return tuple(self._lead.ballots.votes.values()) if self._lead.ballots.proposal == proposal else ()
 
     def asks_votes_for(self, peer: PeerId) -> Contribution | None:
         """Its contribution, if it is on a new roster that this peer asks votes for."""

@@ -4,7 +4,7 @@ Beside the voter's own rules (`swarm.core.round.voting`) it holds the rosters an
 a result must be able to show it to the leader of a later view.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -166,18 +166,26 @@ class Witness:
             raise RemoteError("protocol", f"view {view} is far ahead of view {self.voter.highest_view}", sender)
         return self.voter.promise(view)
 
-    def on_ballot(self, sender: PeerId, proposal: Proposal, words: Words | None = None) -> Vote | None:
-        """The leader of a view wants a vote; `words`: what the parts of a result were signed for.
+    def on_ballot(
+        self, sender: PeerId, proposal: Proposal, words: Words | None = None, *, gone: Container[PeerId] = ()
+    ) -> Vote | None:
+        """The leader of a view wants a vote; `words`: what the parts of a result were signed for; `gone`: members that
+        do not answer here, and need not have voted for parts that are left empty.
 
-        Raises RemoteError if it does not lead the view, may not propose this, or shows too little: who has no part of
-        a round votes for nothing in a result that its reducers have not signed.
+        Raises TransientError if too few of the others have, RemoteError if it does not lead the view, may not propose
+        this, or shows too little: who has no part of a round votes for nothing in a result that its reducers have not
+        signed.
         """
         self.voter.facts.check_view(sender, proposal.view)
         self.voter.check(proposal)
         if proposal.is_new_result and proposal.result is not None:
             if words is None:
                 raise RemoteError("signature", "a result without its reducers' words", sender)
-            words.check(proposal.result, self.voter.verify)
+            facts, result = self.voter.facts, proposal.result
+            words.check(result, self.voter.verify)
+            ballot = facts.election.ballot("result", proposal.view, proposal.value, self.voter.changed)
+            seats = {peer: facts.weights.get(peer, 0) for peer in facts.members if peer not in gone}
+            words.check_agreed(result, ballot, seats, self.voter.verify)
         return self.voter.cast(proposal)
 
 

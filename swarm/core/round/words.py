@@ -6,7 +6,7 @@ of all parts of a result, with the weights (`Words`): what a result says of a pa
 voted for.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import le
@@ -15,12 +15,13 @@ from typing import Annotated, ClassVar
 from swarm.core.audit.ticket import Verify
 from swarm.core.canonical import digest
 from swarm.core.cohorts import MAX_COHORTS, MAX_MEMBERS
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.forms import SIGNATURE, Digest, Integer, StageNumber
 from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import MAX_PARTS, Level, ReducedPart, Result, Roster
+from swarm.core.round.voting import Vote, quorum
 
 MAX_WEIGHT = 1 << 48
 
@@ -144,6 +145,8 @@ class Words(Record):
     """As in every `Reduction` of the round."""
     said: Annotated[tuple[Word, ...], AtMost(MAX_PARTS)]
     """Of each part that is not empty, in order."""
+    agreed: Annotated[tuple[Vote, ...], AtMost(MAX_MEMBERS)] = ()
+    """Members' votes for the result, sorted, where it leaves parts empty: nobody signs that he brought nothing."""
 
     @classmethod
     def of(
@@ -153,8 +156,11 @@ class Words(Record):
         weights: Mapping[PeerId, int],
         *,
         norm_cap: float | None,
+        votes: Iterable[Vote] = (),
     ) -> "Words | None":
-        """`held`: what was signed for parts and shares; None if it lacks something that the result says."""
+        """`held`: what was signed for parts and shares; None if it lacks something that the result says. `votes`: for
+        the result, as far as they are cast.
+        """
         roster, said = result.roster, []
         for reduced in result.parts:
             if reduced.is_empty:
@@ -164,7 +170,9 @@ class Words(Record):
                 return None
             signatures = tuple(share.signature for share in shares if share is not None)
             said.append(Word(roster.members.index(made.reducer), made.signature, signatures))
-        return cls(tuple(weights[made.peer_id] for made in roster.contributions), norm_cap, tuple(said))
+        agreed = [vote for vote in votes if vote.voter in roster.members and len(said) < len(result.parts)]
+        agreed.sort(key=lambda vote: vote.voter)
+        return cls(tuple(weights[made.peer_id] for made in roster.contributions), norm_cap, tuple(said), tuple(agreed))
 
     def of_result(
         self,
@@ -203,6 +211,21 @@ class Words(Record):
         weights = {made.peer_id: weight for made, weight in zip(contributions, self.weights, strict=True)}
         for _, made in self.of_result(result, weights, norm_cap=self.norm_cap):
             made.check(verify)
+
+    def check_agreed(self, result: Result, ballot: bytes, seats: Mapping[PeerId, int], verify: Verify) -> None:
+        """`ballot`: what a vote for the result signs; `seats`: what the votes of the members weigh who are there.
+
+        Raises TransientError if the result leaves parts empty and they have not voted for it, by a quorum of their own:
+        they know whether somebody brought the parts.
+        """
+        voters = [vote.voter for vote in self.agreed]
+        if voters != sorted(set(voters)) or not all(verify(one.voter, ballot, one.signature) for one in self.agreed):
+            raise RemoteError("signature", "votes for empty parts that are not members', each once", result.leader)
+        if not any(reduced.is_empty for reduced in result.parts):
+            return
+        weighed, needed = sum(seats.get(voter, 0) for voter in voters), quorum(sum(seats.values()))
+        if weighed < needed:
+            raise TransientError(f"members of {weighed} have voted for empty parts, not of {needed}")
 
 
 def signed_for(

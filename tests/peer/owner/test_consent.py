@@ -1,6 +1,7 @@
 """What a volunteer is told before it joins is all there, and nobody joins who did not say yes."""
 
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -36,6 +37,12 @@ def test_an_offer_tells_the_run_its_key_its_licences_its_costs_and_the_limits(pr
     assert "on-battery pause" in told["limits"]
     assert "one of 2 stages" in told["model"]
     assert "stage 1" in offer(prepared.signed, prepared.settings, 1, limits)["model"]
+
+
+def test_an_offer_tells_of_adapters_and_of_what_they_stand_on(tmp_path: Path) -> None:
+    run = prepare(manifest_of(adapters={"rank": 4, "base": "nf4"}), tmp_path)
+    told = offer(run.signed, run.settings, None, OwnerLimits())["model"]
+    assert told.startswith("8.19 k parameters of adapters (LoRA, rank 4), on 53.5 k frozen in 4 bits;")
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, answer: bool) -> None:

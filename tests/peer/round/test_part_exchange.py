@@ -29,7 +29,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import ReducedPart, Result
+from swarm.core.round.contribution import Exclusion, ReducedPart, Result, Roster
 from swarm.core.round.voting import Proof
 from swarm.core.round.words import Reduction, Word, Words
 from swarm.disk.cold_bytes import ColdBytes
@@ -207,7 +207,7 @@ def test_bad_part_is_refused_and_the_others_of_its_message_count(scene: Scene, b
     with pytest.raises(RemoteError) as info:
         scene.receive(**contributed([1, 0, 2], [GOOD[1], bad, GOOD[2]]))
     assert info.value.kind == kind
-    assert sorted(scene.out) == ["bad 0", "part 1", "part 2"]
+    assert sorted(scene.out) == ["part 1", "part 2"], "what was not committed to has not come"
     assert sorted(part for part, _ in scene.state.parts.received) == [1, 2]
 
 
@@ -384,6 +384,35 @@ def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(sce
     assert [one.reducer for one in scene.state.parts.reductions.values()] == [SENDER]
 
 
+def leaves_out(peer: PeerId, own: Any) -> tuple[Roster, ReducedPart]:
+    """A part that leaves a contributor out, whose contribution commits to these bytes."""
+    made = [
+        replace(one, part_digests=(bulk_digest(own), *one.part_digests[1:])) if one.peer_id == peer else one
+        for one in ROSTER.contributions
+    ]
+    others = tuple(one for one in FACTS.members if one != peer)
+    squares = squares_of(CODEC, GOOD[1], SIZE)
+    reduced = ReducedPart(0, bulk_digest(GOOD[1]), others, (Exclusion(peer, "malformed"),), squares)
+    return replace(ROSTER, contributions=tuple(made)), reduced
+
+
+@pytest.mark.parametrize("own", [GOOD[0], bytes([0x80]) * len(GOOD[0])], ids=["good", "nonsense"])
+def test_who_is_left_out_as_malformed_and_is_not_accuses_the_reducer(scene: Scene, own: Any) -> None:
+    scene.state.parts.own = [memoryview(own), *map(memoryview, GOOD[1:])]
+    roster, reduced = leaves_out(OTHER, own)
+    made = Reduction.of(roster, reduced, WEIGHTS, norm_cap=CAP, reducer=SENDER).signed_by(identity_of(SENDER))
+    scene.exchange._keep_words(scene.state, {reduced: made})
+    if own is not GOOD[0]:
+        assert scene.violations == []
+        return
+    (case,) = scene.violations
+    assert (case.accused, case.part, case.committed_digest, bytes(case.body)) == (SENDER, 1, bulk_digest(own), own)
+    roster, reduced = leaves_out(SENDER, GOOD[0])
+    of_another = Reduction.of(roster, reduced, WEIGHTS, norm_cap=CAP, reducer=OTHER)
+    scene.exchange._keep_words(scene.state, {reduced: of_another.signed_by(identity_of(OTHER))})
+    assert len(scene.violations) == 1, "who is left out knows best what it sent"
+
+
 def proposed(squares: float) -> tuple[Proposal, Words]:
     """A result of one part, as its leader and reducer says of it, with its word."""
     made = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, squares=squares)
@@ -422,7 +451,9 @@ def test_words_that_are_true_or_not_their_reducers_accuse_nobody(scene: Scene) -
     scene.receive(**reduced([0], GOOD[:1]))
     asyncio.run(scene.exchange.compare(scene.state, *proposed(squares_of(CODEC, GOOD[0], SIZE))))
     proposal, words = proposed(1e30)
-    asyncio.run(scene.exchange.compare(scene.state, proposal, replace(words, said=(Word(0, bytes(64)),))))
+    for bad in (None, replace(words, said=()), replace(words, said=(Word(0, bytes(64)),))):
+        with pytest.raises(RemoteError):
+            asyncio.run(scene.exchange.compare(scene.state, proposal, bad))
     assert scene.violations == scene.equivocations == []
 
 
@@ -464,11 +495,11 @@ def test_fragments_are_checked_as_a_whole(scene: Scene) -> None:
     with pytest.raises(RemoteError) as info:
         scene.receive(**{**two, "bodies": [bytes(len(two["bodies"][0]))]})
     assert info.value.kind == "digest"
-    assert scene.out == ["bad 0"]
+    assert scene.out == []
     scene.receive(**two)
-    assert scene.out == ["bad 0"], "nothing is left of what was refused"
+    assert scene.out == [], "nothing is left of what was refused"
     scene.receive(**one)
-    assert scene.out == ["bad 0", "part 0"]
+    assert scene.out == ["part 0"]
 
 
 def test_last_fragment_alone_comes_again_when_the_roster_was_late(scene: Scene) -> None:

@@ -170,7 +170,7 @@ UNHARMFUL = frozenset(
         "claimed_ids",  # nobody votes for a contribution of which nothing is shown; nothing proves that it is false
         "bit_flips",  # a fault, and most flips are too small to be found
         "nan_gradient",  # its maker's own contribution is left out
-        "omitting_reducer",  # a part may not have come, for all that others know
+        "omitting_reducer",  # whom it leaves out proves it by its own bytes: not simulated
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
         "grinding",  # nothing is drawn by what it writes; with another value than its chain has, it is left out

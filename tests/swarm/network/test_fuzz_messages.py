@@ -223,7 +223,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Proof(proof.promises, result.certificate, changed),
         replace(asked_result(facts, result), proof=proof),
         asked_commit(facts, result),
-        Words((64,) * 4, 0.5, (Word(0, bytes(64)), Word(1, bytes(64), (bytes(64),)))),
+        Words((64,) * 4, 0.5, (Word(0, bytes(64)), Word(1, bytes(64), (bytes(64),))), (result.certificate.votes[0],)),
         genesis,
         replace(shown.mismatch(shown.contribution, shown.parts).past, beginning=genesis),
         Ban(*charge, signature=bytes(64)),

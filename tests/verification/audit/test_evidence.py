@@ -28,7 +28,7 @@ from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution
-from swarm.core.round.words import Reduction
+from swarm.core.round.words import Malformed, Reduction
 from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
@@ -313,6 +313,9 @@ def guilty_cases(world: World) -> Makers:
             part=0,
             body=world.rounds[1].bodies[0],
         ).to_evidence(run),
+        "left out a good part": lambda: ProtocolViolation(
+            message=_leaving_out(world, inputs[0]), part=1, body=inputs[0]
+        ).to_evidence(run),
         "undecodable hop": lambda: ProtocolViolation(message=bad_hop, part=0, body=garbage).to_evidence(run),
         "wrong reduction": lambda: ReducerFraud(reduction=lying_reduction, bodies=inputs).to_evidence(run),
         "wrong weights": lambda: world.step(0, change=1 << 19).to_evidence(run),
@@ -325,6 +328,13 @@ def guilty_cases(world: World) -> Makers:
         "negated gradient": lambda: world.mismatch(listing, (), [lying_hop]).to_evidence(run),
         "negated hop": lambda: _hop_mismatch(world, lying_hop).to_evidence(run),
     }
+
+
+def _leaving_out(world: World, body: Bytes) -> Reduction:
+    """A reducer's word that these bytes of a contributor stand for no values."""
+    made, _ = world.reduction()
+    out = Malformed(made.inputs[0].peer_id, bulk_digest(body))
+    return replace(made, inputs=made.inputs[1:], malformed=(out,)).signed_by(identity_of(made.reducer))
 
 
 def honest_cases(world: World) -> Makers:
@@ -343,6 +353,9 @@ def honest_cases(world: World) -> Makers:
         "hop": lambda: ProtocolViolation(message=hop, part=0, body=world.shown[world.accused][0].grad_x).to_evidence(
             run
         ),
+        "left out nonsense": lambda: ProtocolViolation(
+            message=_leaving_out(world, _not_finite(inputs[0])), part=1, body=_not_finite(inputs[0])
+        ).to_evidence(run),
         "reduced part": lambda: ProtocolViolation(
             message=reduction, part=0, body=world.rounds[1].bodies[0]
         ).to_evidence(run),
@@ -363,6 +376,7 @@ GUILTY = (
     "undecodable part",
     "undecodable reduction",
     "reduction of other squares",
+    "left out a good part",
     "undecodable hop",
     "wrong reduction",
     "wrong weights",
@@ -379,6 +393,7 @@ HONEST = (
     "activations at two versions",
     "activations nearly the same",
     "part",
+    "left out nonsense",
     "reduced part",
     "hop",
     "reduction",

@@ -14,7 +14,14 @@ from swarm.checkpoint.state import state_digest
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.core.round.contribution import Result
-from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RunSettings
+from swarm.core.settings import (
+    AveragingCodecName,
+    AveragingSettings,
+    CodecSettings,
+    OptimizerSettings,
+    Packing,
+    RunSettings,
+)
 from swarm.model.families import canonical_config_json
 from tests.swarm.model.tiny_models import CONFIGS
 from tests.verification.exhibits import EXACT, RUN_ID, Done, SmallRun, honest_exhibit, small_settings, work_of
@@ -64,12 +71,15 @@ def error(claimed: Floats | None, right: Floats | None) -> float:
 # -- microbatches -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("documents", ["packed", "masked"])
 @pytest.mark.parametrize("codecs", [EXACT, CODED])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_honest_claims_are_replayed(stage: int, codecs: CodecSettings) -> None:
-    run = SmallRun(small_settings(3, codecs=codecs))
+def test_honest_claims_are_replayed(stage: int, codecs: CodecSettings, documents: Packing) -> None:
+    settings = small_settings(3, codecs=codecs)
+    run = SmallRun(replace(settings, data=replace(settings.data, documents=documents)))
     replay = begun(run, stage)
     exhibit = run.microbatch(5)[stage]
+    assert bool(exhibit.papers.birth.document_bounds) == (documents == "masked")
     exhibit.check(run.peers[stage][0].peer_id, run_id=RUN_ID, stage=StageIndex(stage), num_stages=3)
     made, gradient = replayed(replay, exhibit)
     there = (decoded(replay, exhibit.y), decoded(replay, made.y.body if made.y else None))

@@ -7,12 +7,12 @@ import hashlib
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from swarm.core.cohorts import cohorts
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rotated
 from swarm.core.round.averaging_round import (
@@ -39,7 +39,7 @@ from swarm.core.round.averaging_round import (
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
-from swarm.core.round.voting import Reconfiguration, electorate
+from swarm.core.round.voting import Reconfiguration, Vote, electorate
 from swarm.core.round.words import Reduction, Words
 from swarm.identity.key import Identity, verify
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
@@ -149,13 +149,13 @@ def reduced_part(part: int, contributors: tuple[PeerId, ...], excluded: tuple[Ex
     return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors, excluded)
 
 
-def words_of(proposal: Proposal) -> Words | None:
+def words_of(proposal: Proposal, votes: Iterable[Vote] = ()) -> Words | None:
     """What a leader shows of a result where each part was reduced by whom the roster names."""
     result = proposal.result
-    return words_for(result) if result is not None and proposal.is_new_result else None
+    return words_for(result, votes=votes) if result is not None and proposal.is_new_result else None
 
 
-def words_for(result: Result, *, reducer: PeerId | None = None) -> Words:
+def words_for(result: Result, *, reducer: PeerId | None = None, votes: Iterable[Vote] = ()) -> Words:
     """The words for a result; `reducer`: who has reduced all of it, if it is not whom the roster names."""
     roster = result.roster
     weights = {made.peer_id: made.num_tokens for made in roster.contributions}
@@ -165,7 +165,7 @@ def words_for(result: Result, *, reducer: PeerId | None = None) -> Words:
         for one, maker in zip((part, *part.shares_of(roster)), makers, strict=True):
             unsigned = Reduction.of(roster, one, weights, norm_cap=NORM_CAP, reducer=maker)
             held[one] = unsigned.signed_by(identity_of(maker))
-    made = Words.of(result, held, weights, norm_cap=NORM_CAP)
+    made = Words.of(result, held, weights, norm_cap=NORM_CAP, votes=votes)
     assert made is not None
     return made
 
@@ -604,7 +604,12 @@ class World:
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
 
     def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
-        vote = outsider.witness.on_ballot(leader.peer_id, proposal, words_of(proposal))
+        words = words_of(proposal, leader.round.votes_for(proposal))
+        gone = [member.peer_id for member in self.members.values() if not member.is_up]
+        try:
+            vote = outsider.witness.on_ballot(leader.peer_id, proposal, words, gone=gone)
+        except TransientError:  # too few members have voted: it is asked again
+            return
         if vote is not None:
             asked = (proposal.view, proposal.phase, proposal.value)
             self._reply(leader, lambda m: m.round.on_vote(outsider.peer_id, *asked, vote, now=self.now))

@@ -1,12 +1,13 @@
 """What a result says of its parts, held against what its reducers signed, by voters that got none of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from swarm.core.canonical import pack
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Exclusion, ReducedPart, Result
 from swarm.core.round.voter import RoundVoter, Witness
 from swarm.core.round.words import Words
@@ -17,6 +18,7 @@ from tests.swarm.core.round.round_members import (
     result_of,
     roster_of,
     signed_result,
+    vote_by,
     witnesses_of,
 )
 from tests.swarm.core.round.round_world import cached_verify, contribution, facts_of, identity_of, words_for
@@ -96,6 +98,28 @@ def test_what_a_reducer_signed_falsely_of_its_own_part_bears_its_name() -> None:
     made = dict(words.of_result(result, weights, norm_cap=words.norm_cap))[result.parts[0]]
     assert (made.reducer, made.squares) == (LIAR, 1e30)
     made.check(cached_verify)
+
+
+def vote_on_empty(*, voted: Sequence[PeerId], gone: Sequence[PeerId] = (), by: PeerId | None = None) -> bool:
+    """Whether a neighbour votes for a result that leaves all parts empty; `by`: who signs the votes, if others do."""
+    result = signed_result(replace(RESULT, parts=tuple(ReducedPart.empty(part) for part in range(3))))
+    votes = [replace(vote_by(FACTS, by or peer, "result", 0, result.root()), voter=peer) for peer in voted]
+    me = witnesses_of(FACTS)[0]
+    witness = Witness(RoundVoter(FACTS, me, identity_of(me).sign, cached_verify))
+    try:
+        asked = asked_result(FACTS, result)
+        return witness.on_ballot(LIAR, asked, words_for(result, votes=votes), gone=gone) is not None
+    except TransientError:
+        return False
+
+
+def test_a_leader_leaves_no_part_empty_without_the_votes_of_the_members_who_are_there() -> None:
+    assert not vote_on_empty(voted=())
+    assert not vote_on_empty(voted=(LIAR,))
+    assert vote_on_empty(voted=(LIAR, OTHER))
+    assert vote_on_empty(voted=(LIAR,), gone=(OTHER,))
+    with pytest.raises(RemoteError):
+        vote_on_empty(voted=(LIAR, OTHER), by=LIAR)
 
 
 def test_words_of_64_members_and_64_parts_take_five_kilobytes() -> None:
