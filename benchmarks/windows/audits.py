@@ -170,9 +170,10 @@ class World:
         ]
 
     def beside(self, claimed: Sequence[memoryview], replayed: Sequence[memoryview]) -> "Comparison":
-        from verification.replay.compared import compared_contribution
+        from verification.replay.compared import compared_window
 
-        return compared_contribution(self._replay, (), claimed, replayed, second=None).found
+        said, again = (self._replay.decoded_contribution(one) for one in (claimed, replayed))
+        return compared_window(self._replay, said, again, None, 1.0)
 
     def advance(self, contributions: Sequence[Sequence[memoryview]]) -> None:
         """The round of these contributions."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
-LAST_PLACE = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-19}
+LAST_PLACE = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21}
 """Of a result, relative: in bf16 a unit of its last place; in fp32 what many terms are off by, cut off when summed."""
 
 

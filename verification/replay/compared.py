@@ -68,7 +68,7 @@ def compared_contribution(
 
     if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
         found = past_doubt(
-            lambda own: _compared_window(replay, said, again, own, caution),
+            lambda own: compared_window(replay, said, again, own, caution),
             lambda: _errors_of_window(replay, otherwise(), again),
         )
         return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
@@ -141,9 +141,7 @@ def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors
     return tuple(relative_error(mine, yours) for (_, mine, _), (_, yours, _) in pairs)
 
 
-def _compared_window(
-    replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float
-) -> Comparison:
+def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float) -> Comparison:
     """The worst of what a window says."""
     arithmetic = replay.settings.model.arithmetic
     found = []
