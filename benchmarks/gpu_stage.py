@@ -151,12 +151,12 @@ class Bench:
         """A microbatch as a peer has it; the thread that computes is not more than two ahead of the device."""
         tensors = self.tensors
         if self.case.is_whole:
-            _, _, loss = tensors.loss(self.weights, self.ids, self.ids)
+            _, _, loss = tensors.loss(self.weights, self.ids, self.ids, ())
             tensors.loss_backward(loss, self.sum.flat)
         else:
             x, grad_y = self._opened.popleft()
             self._open()
-            y, saved = tensors.forward(self.weights, x.result())
+            y, saved = tensors.forward(self.weights, x.result(), ())
             self._taken.append(self._copies.submit(tensors.sending(y)))
             grad_x = tensors.backward(saved, grad_y.result(), self.sum.flat)
             assert grad_x is not None

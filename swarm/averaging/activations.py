@@ -116,8 +116,9 @@ class _TokenCodec:
         return data
 
     def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        arrays = self._arrays(data, shape)
         rows_TD = np.empty((shape[0] * shape[1], shape[2]), dtype=np.float32)
-        if not self.kernel.decode(*self._arrays(data, shape), rows_TD):
+        if not self.kernel.decode(*arrays, rows_TD):
             raise RemoteError("malformed", f"{self.name} activations hold a scale, code or index never written")
         return torch.from_numpy(rows_TD).reshape(shape)
 

@@ -99,7 +99,7 @@ def test_bits_that_flip_are_a_fault_and_who_has_the_third_stays_out(monkeypatch:
     monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 1.0)  # in every microbatch: most flips are too small to be found
     swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): "bit_flips@2"}, seed=0)
     broken, out_after = swarm.peer(1, 2).peer_id, []
-    for _ in range(24):
+    for _ in range(30):
         swarm.step()
         if swarm.outcome().quarantined:
             out_after.append(swarm.counts.faults)

@@ -68,7 +68,7 @@ def test_tensors_of_the_host_and_of_a_device_are_not_mixed() -> None:
     tensors, flat = stage_of(settings_of("int8", "fp32"), 1, PRETEND)
     on_the_host, _ = stage_of(settings_of("int8", "fp32"), 1, "cpu")
     with pytest.raises(RuntimeError, match="same device"):
-        tensors.forward(on_the_host.model.weights(flat), torch.ones(tensors.shape))
+        tensors.forward(on_the_host.model.weights(flat), torch.ones(tensors.shape), ())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -78,7 +78,7 @@ def test_a_microbatch_crosses_encoded_twice_each_way(codec: ActivationCodecName,
     weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     body = tensors.codec.encode(torch.randn(tensors.shape))
     with counted() as copies:
-        y, saved = tensors.forward(weights, tensors.x(body))
+        y, saved = tensors.forward(weights, tensors.x(body), ())
         tensors.sent(y)
         grad_x = tensors.backward(saved, tensors.gradient(body), into)
         assert grad_x is not None
@@ -97,7 +97,7 @@ def test_at_the_ends_ids_cross_and_losses_do() -> None:
     ids = torch.ones(first.shape[:2], dtype=torch.int64)
     weights, into = first.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     with counted() as copies:
-        y, saved = first.forward(weights, ids)
+        y, saved = first.forward(weights, ids, ())
         body = first.sent(y)
         first.backward(saved, first.gradient(body), into)
     assert copies.to_device == {torch.int64: 8 * ids.numel(), torch.uint8: len(body)}
@@ -106,7 +106,7 @@ def test_at_the_ends_ids_cross_and_losses_do() -> None:
     last, flat = stage_of(settings, 2, PRETEND)
     weights, into = last.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     with counted() as copies:
-        _, _, loss = last.loss(weights, last.x(body), ids)
+        _, _, loss = last.loss(weights, last.x(body), ids, ())
         grad_x = last.loss_backward(loss, into)
         assert grad_x is not None
         last.answered(grad_x)
@@ -129,10 +129,10 @@ def test_a_device_computes_what_the_host_computes_up_to_rounding(
         ids = torch.randint(0, 64, tensors.shape[:2], generator=chance)
         hidden = torch.randn(tensors.shape, generator=chance)
         if stage == 2:
-            _, _, loss = tensors.loss(weights, hidden, ids)
+            _, _, loss = tensors.loss(weights, hidden, ids, ())
             grad_x = tensors.loss_backward(loss, into)
         else:
-            _, saved = tensors.forward(weights, hidden if stage else ids)
+            _, saved = tensors.forward(weights, hidden if stage else ids, ())
             grad_x = tensors.backward(saved, hidden, into)
         made.append([tensor.cpu() for tensor in (into, grad_x) if tensor is not None])
     for here, there in zip(*made, strict=True):
