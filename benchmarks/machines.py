@@ -28,6 +28,7 @@ from swarm.core.errors import LocalError
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
 from swarm.local.compute_pools import bound_pools
+from swarm.model.documents import Bounds
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
 from verification.replay.calibration import INSTRUCTION_SETS
 
@@ -143,17 +144,19 @@ class _ModelElsewhere(StageModel):
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         return cast(Weights, _Elsewhere(flat))
 
-    def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
-        answer, (y,) = self._ask("forward", weights, [x], keep=keep)
+    def forward(
+        self, weights: Weights, x: torch.Tensor, *, keep: bool, bounds: Bounds = ()
+    ) -> tuple[torch.Tensor, Saved | None]:
+        answer, (y,) = self._ask("forward", weights, [x], keep=keep, bounds=bounds)
         return torch.from_numpy(y), cast(Saved, _Kept(answer["kept"], weights)) if keep else None
 
     def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
         return self._back("backward", cast(_Kept, saved), [grad_y_BLD.numpy()], into)
 
     def loss(
-        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
+        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool, bounds: Bounds = ()
     ) -> tuple[float, int, SavedLoss | None]:
-        answer, arrays = self._ask("loss", weights, [x, targets_BL], keep=keep)
+        answer, arrays = self._ask("loss", weights, [x, targets_BL], keep=keep, bounds=bounds)
         kept = (
             _Kept(answer["kept"], weights, torch.from_numpy(arrays[0]), math.isfinite(answer["loss_sum"]))
             if keep
@@ -165,10 +168,10 @@ class _ModelElsewhere(StageModel):
         return self._back("loss_backward", cast(_Kept, saved), [], into)
 
     def _ask(
-        self, what: str, weights: Weights, tensors: Sequence[torch.Tensor], *, keep: bool
+        self, what: str, weights: Weights, tensors: Sequence[torch.Tensor], *, keep: bool, bounds: Bounds
     ) -> tuple[dict[str, Any], list[Array]]:
         number = self._machine.weights(self.stage, cast(_Elsewhere, weights))
-        request = {"do": what, "stage": self.stage, "weights": number, "keep": keep}
+        request = {"do": what, "stage": self.stage, "weights": number, "keep": keep, "bounds": list(bounds)}
         return self._machine.ask(request, [tensor.numpy() for tensor in tensors])
 
     def _back(self, what: str, kept: _Kept, arrays: Sequence[Array], into: torch.Tensor | None) -> torch.Tensor | None:
@@ -223,11 +226,12 @@ class _Answering:
                 del self._weights[dropped]
             return {}, []
         if what == "forward":
-            y_BLD, saved = model.forward(self._weights[request["weights"]], tensors[0], keep=request["keep"])
+            weights, keep, bounds = self._weights[request["weights"]], request["keep"], request["bounds"]
+            y_BLD, saved = model.forward(weights, tensors[0], keep=keep, bounds=bounds)
             return {"kept": self._keep(saved)}, [y_BLD.numpy()]
         if what == "loss":
-            weights, keep = self._weights[request["weights"]], request["keep"]
-            loss_sum, num_targets, saved_loss = model.loss(weights, tensors[0], tensors[1], keep=keep)
+            weights, keep, bounds = self._weights[request["weights"]], request["keep"], request["bounds"]
+            loss_sum, num_targets, saved_loss = model.loss(weights, *tensors, keep=keep, bounds=bounds)
             found = {"loss_sum": loss_sum, "num_targets": num_targets, "kept": self._keep(saved_loss)}
             return found, [saved_loss.grad_y_BLD.numpy()] if saved_loss is not None else []
         kept, into = self._kept.pop(request["kept"]), torch.zeros(model.layout.num_values)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from unittest import mock
 
+from peer.round.part_exchange import PartExchange
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.round.parts import RoundParts
@@ -36,8 +37,11 @@ def framing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_result() -> Iterator[None]:
-    """A voter looks at (part, digest) alone."""
-    with mock.patch.object(RoundParts, "unproved", RoundParts.lacking):
+    """A member looks at (part, digest) alone, and at no reducer's word."""
+    with (
+        mock.patch.object(RoundParts, "unproved", RoundParts.lacking),
+        mock.patch.object(PartExchange, "compare", mock.AsyncMock(return_value=None)),
+    ):
         yield
 
 

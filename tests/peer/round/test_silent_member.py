@@ -113,7 +113,7 @@ class Idle:
         self._inner = inner
         self.peer_id = inner.peer_id
         self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close, self.expect = inner.close, inner.expect
+        self.close, self.expect, self.ways = inner.close, inner.expect, inner.ways
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def refused(sender: PeerId, request: Message) -> Message:
