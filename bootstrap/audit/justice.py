@@ -147,8 +147,7 @@ class Justice:
         """Of who is quarantined for what jurors found: their votes."""
         self._sent_back: dict[PeerId, Debt | Pardon] = {}
         """Of who is on probation again: the last word that says so."""
-        self._base = run.folder.base if run.base is not None else None
-        self._pleas = Pleas(run.settings, run.run_id, transport, ledger, self._base)
+        self._pleas = Pleas(run.settings, run.run_id, transport, ledger, run.base)
         self._owed = OwedAudits(
             run,
             transport,
@@ -465,7 +464,7 @@ class Justice:
             evidence,
             run_key=self._run.run_key.peer_id,
             data=self._run.data.train_path,
-            base=self._base,
+            base=self._run.base,
             bias_seed=self._biases.seed_for(evidence.accused),
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)

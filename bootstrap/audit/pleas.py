@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from bootstrap.program.ledger import Ledger
 from swarm.bulk_digest import bulk_digest
@@ -13,6 +12,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.round.contribution import MAX_PARTS
 from swarm.core.settings import RunSettings
+from swarm.data.piece_store import WholeFile
 from swarm.host_protocol import PLEA
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
@@ -29,7 +29,7 @@ class Pleas:
     """Asks the accused to do their work again."""
 
     def __init__(
-        self, settings: RunSettings, run_id: str, transport: Transport, ledger: Ledger, base: Path | None
+        self, settings: RunSettings, run_id: str, transport: Transport, ledger: Ledger, base: WholeFile | None
     ) -> None:
         """`base`: the frozen base, of a run with adapters."""
         self._base = base

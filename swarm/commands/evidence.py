@@ -94,6 +94,8 @@ def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str |
 
     from swarm.core.errors import RemoteError
     from swarm.core.ids import PeerId
+    from swarm.data.piece_store import WholeFile
+    from swarm.data.pieces import list_pieces
     from verification.replay.judge import judge
 
     torch.set_num_threads(1)  # the same bits on every run
@@ -101,7 +103,8 @@ def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str |
     try:
         evidence = _read(file)
         outcome |= _summary(evidence)
-        verdict = judge(evidence, data=data, base=base, run_key=None if run_key is None else PeerId(run_key))
+        frozen = None if base is None else WholeFile(base, list_pieces(base))
+        verdict = judge(evidence, data=data, base=frozen, run_key=None if run_key is None else PeerId(run_key))
         outcome |= {"proven": verdict.guilty, "reason": verdict.reason, "figures": dict(verdict.figures)}
     except RemoteError as error:
         outcome["reason"] = str(error)

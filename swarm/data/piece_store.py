@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm.core.errors import LocalError, RemoteError
-from swarm.data.pieces import PIECE_BYTES, PieceList
+from swarm.data.pieces import PIECE_BYTES, PieceList, pieces_of
 from swarm.data.token_file import DTYPES, TokenBytes
+from swarm.disk.mapped_file import mapped
 from swarm.disk.whole_file import whole_file
 
 
@@ -33,19 +34,24 @@ class Donated(Protocol):
 
 
 class WholeFile:
-    """All of it, at the host."""
+    """A file at its full length: all of it, at the host."""
 
     def __init__(self, path: Path, pieces: PieceList) -> None:
-        self._path = path
+        self.path = path
         self.pieces = pieces
         self.name = path.name
+
+    @property
+    def data(self) -> memoryview:
+        """Mapped."""
+        return mapped(self.path)
 
     def held(self) -> list[int]:
         return list(range(len(self.pieces)))
 
-    def piece(self, index: int) -> bytes | None:
+    def piece(self, index: int) -> bytes:
         start, stop = self.pieces.span(index)
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             file.seek(start)
             return file.read(stop - start)
 
@@ -104,7 +110,7 @@ class PieceFolder:
     def of_tokens(self, start: int, stop: int) -> range:
         """The pieces that hold tokens [start, stop), of which there is one at least."""
         size = self._dtype.itemsize
-        return range(start * size // PIECE_BYTES, (stop * size - 1) // PIECE_BYTES + 1)
+        return pieces_of(start * size, stop * size)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Tokens [start, stop), copied. Raises ValueError outside the file, LocalError if a piece is not here."""

@@ -50,6 +50,11 @@ class PieceList(Record, kind="list of pieces"):
         return hashlib.sha256(data).digest() == self.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
 
+def pieces_of(start: int, stop: int) -> range:
+    """Those that hold a file's bytes [start, stop), of which there is one at least."""
+    return range(start // PIECE_BYTES, (stop - 1) // PIECE_BYTES + 1)
+
+
 def list_pieces(path: Path) -> PieceList:
     """Of a file that is here."""
     hashes = b"".join(hashlib.sha256(piece).digest() for piece in _pieces(path))

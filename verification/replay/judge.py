@@ -18,6 +18,7 @@ from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.words import Reduction
 from swarm.data.batches import BatchReader
+from swarm.data.piece_store import WholeFile
 from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
 from swarm.model.families import validate_config
@@ -49,7 +50,7 @@ def judge(
     evidence: Evidence,
     *,
     data: Path | None = None,
-    base: Path | None = None,
+    base: WholeFile | None = None,
     run_key: PeerId | None = None,
     bias_seed: bytes | None = None,
 ) -> Verdict:
@@ -215,7 +216,7 @@ def _judge_replay(evidence: Evidence, case: ReplayMismatch, model: StageModel, s
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
 
 
-def judge_plea(evidence: Evidence, bodies: Sequence[Bytes], *, base: Path | None = None) -> Verdict:
+def judge_plea(evidence: Evidence, bodies: Sequence[Bytes], *, base: WholeFile | None = None) -> Verdict:
     """Whether what the accused of a mismatch comes to now is wrong too: then it lies, else it had a fault.
 
     `bodies` stand in place of the contribution's parts; of y and the gradient of x; of the hop's. Raises as `judge`.

@@ -1,14 +1,12 @@
 """What a replay stands on, checked and rebuilt: commitments first, then the weights."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_from_chunks
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import RunSettings
-from swarm.data.pieces import list_pieces
-from swarm.disk.mapped_file import mapped
+from swarm.data.piece_store import WholeFile
 from swarm.identity.key import verify
 from swarm.model.adapters.base import Base, base_layout
 from swarm.model.stage import StageModel
@@ -44,7 +42,7 @@ def check_commitments(case: ReplayMismatch, evidence: Evidence) -> None:
         exhibit.check_work(work, accused)
 
 
-def model_of_run(settings: RunSettings, stage: int, base: Path | None) -> StageModel:
+def model_of_run(settings: RunSettings, stage: int, base: WholeFile | None) -> StageModel:
     """What computes a stage's work again. Raises LocalError if it needs the run's frozen base and `base` is not that
     file."""
     model = StageModel(settings.model, stage)
@@ -56,9 +54,9 @@ def model_of_run(settings: RunSettings, stage: int, base: Path | None) -> StageM
         raise LocalError(
             f"this evidence needs the run's frozen base, {wanted.hex()}: give the host's model.base with --base FILE"
         )
-    if (found := list_pieces(base).digest) != wanted:
-        raise LocalError(f"--base {base} is {found.hex()[:16]}, the run's frozen base {wanted.hex()[:16]}")
-    return model.on(Base(base_layout(settings.model), mapped(base)))
+    if (found := base.pieces.digest) != wanted:
+        raise LocalError(f"--base {base.path} is {found.hex()[:16]}, the run's frozen base {wanted.hex()[:16]}")
+    return model.on(Base(base_layout(settings.model), base.data))
 
 
 def replay_of(case: ReplayMismatch, evidence: Evidence, model: StageModel) -> StageReplay:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from swarm.core.errors import RemoteError
-from swarm.data.pieces import PIECE_BYTES, PieceList
-from swarm.disk.mapped_file import mapped
+from swarm.data.piece_store import WholeFile
+from swarm.data.pieces import PieceList, pieces_of
 from swarm.model.adapters.base import BaseTensor
 
 
@@ -23,22 +23,20 @@ class BasePieces:
             {
                 index
                 for tensor in tensors
-                for index in range(
-                    tensor.first_byte // PIECE_BYTES, (tensor.first_byte + tensor.size_bytes - 1) // PIECE_BYTES + 1
-                )
+                for index in pieces_of(tensor.first_byte, tensor.first_byte + tensor.size_bytes)
             }
         )
-        self._path, self._held, self._putting = path, set[int](), threading.Lock()
+        self._file, self._held, self._putting = WholeFile(path, pieces), set[int](), threading.Lock()
         was_there = path.exists()
         with path.open("ab") as file:
             file.truncate(pieces.size_bytes)
         if was_there:
-            self._held = {index for index in self.wanted if pieces.is_piece(index, self._read(index))}
+            self._held = {index for index in self.wanted if pieces.is_piece(index, self._file.piece(index))}
 
     @property
     def data(self) -> memoryview:
         """All of the base, zero where it is not here."""
-        return mapped(self._path)
+        return self._file.data
 
     def missing(self) -> list[int]:
         """Pieces that are wanted and not here."""
@@ -51,20 +49,14 @@ class BasePieces:
         return sorted(self._held)
 
     def piece(self, index: int) -> bytes | None:
-        return self._read(index) if index in self._held else None
+        return self._file.piece(index) if index in self._held else None
 
     def put(self, index: int, data: bytes | bytearray | memoryview) -> None:
         """Raises RemoteError for bytes that are not the piece's. Blocks."""
         if not self.pieces.is_piece(index, data):
             raise RemoteError("digest", f"piece {index} is not the one that the run's settings name")
-        with self._putting, self._path.open("r+b") as file:
+        with self._putting, self._file.path.open("r+b") as file:
             if index not in self._held:
                 file.seek(self.pieces.span(index)[0])
                 file.write(data)
                 self._held.add(index)
-
-    def _read(self, index: int) -> bytes:
-        start, stop = self.pieces.span(index)
-        with self._path.open("rb") as file:
-            file.seek(start)
-            return file.read(stop - start)

@@ -13,6 +13,7 @@ from swarm.cli import ExitCode
 from swarm.cli import run as run_command
 from swarm.core.errors import LocalError, SettingsError
 from swarm.core.ids import PeerId
+from swarm.data.piece_store import WholeFile
 from swarm.data.pieces import list_pieces
 from swarm.host_protocol import FILE
 from swarm.network.transport import Message, Transport
@@ -149,8 +150,9 @@ def test_who_lies_about_adapters_is_put_out_and_its_evidence_needs_the_base(tmp_
     assert run.settings.base_digest is not None
     with pytest.raises(LocalError, match=f"frozen base, {run.settings.base_digest.hex()}: give the host's"):
         judge(evidence)
+    text = tmp_path / "text.txt"
     with pytest.raises(LocalError, match="the run's frozen base"):
-        judge(evidence, base=tmp_path / "text.txt")
+        judge(evidence, base=WholeFile(text, list_pieces(text)))
 
 
 def test_whole_models_in_4_bits_train_adapters_in_windows(tmp_path: Path) -> None:
