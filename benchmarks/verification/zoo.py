@@ -51,7 +51,6 @@ BY_HEART_LOSS, BY_HEART_STEPS = 1e-3, 300
 """Nats a token, or so many steps."""
 REPLICAS, MICROBATCHES = 4, 8
 """Of a stage, and of a peer in a version, for the law's bound on the versions until a ban."""
-ROW_FIGURES = ("largest_error", "largest_share_of_bound", "largest_own_error")
 SCALES = tuple(2.0 ** (power / 2) for power in range(-18, 3))
 """Norms of lies, over the honest tensor's."""
 

@@ -195,7 +195,7 @@ class RunFiles:
                 raise
 
     async def _known_donors(self) -> Sequence[PeerId]:
-        """Some peers of the first stage; the directory is asked for them now and then."""
+        """Some peers of the stage; the directory is asked for them now and then."""
         now = time.monotonic()
         if not self.known or now > self.known[0][0] + DONORS_KNOWN_S:
             self.known[:] = [(now, tuple(await self.donors())[:MAX_DONORS])]

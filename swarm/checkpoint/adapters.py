@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.data.pieces import list_pieces
 from swarm.disk.mapped_file import mapped
-from swarm.model.adapters.base import Base, BaseTensor, base_layout, place_of, whole_model
+from swarm.model.adapters.base import Base, BaseTensor, base_by_layer, base_layout
 from swarm.model.adapters.making import as_kept
 from swarm.model.families import family_of
 from swarm.model.layout import ParameterLayout
@@ -74,10 +73,9 @@ def merged_weights(info: CheckpointInfo, base: Path) -> WeightsByPart:
     if not model.has_base:
         raise SettingsError(f"{info.path} holds a whole model, no adapters: export it without --base")
     _check_base(info, base)
-    whole, adapters = whole_model(model), adapters_of(info)
+    adapters = adapters_of(info)
     made: WeightsByPart = []
-    for _, group in groupby(base_layout(model).tensors, key=lambda tensor: place_of(whole, tensor.name)):
-        tensors = tuple(group)
+    for tensors in base_by_layer(model):
         layout = ParameterLayout.of({tensor.name: tensor.shape for tensor in tensors})
         made.append((layout, partial(_merged, model, base, layout, tensors, adapters)))
     return made

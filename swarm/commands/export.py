@@ -37,6 +37,8 @@ def command(checkpoint: Path, folder: Path, tokenizer: Path | None, base: Path |
 
 def what_next(folder: Path) -> str:
     """With an exported folder."""
-    if (folder / "adapter_config.json").exists():
+    from swarm.checkpoint.adapters import CONFIG
+
+    if (folder / CONFIG).exists():
         return "load it onto its base with peft, or export again with --base MODEL for a model by itself"
     return f'try it: swarm generate {folder} "def main():"'

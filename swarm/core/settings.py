@@ -161,11 +161,6 @@ class DataSettings(Table):
     """Tokens of the training file that are to be learnt; None: all of them."""
 
     @property
-    def mark_bits(self) -> int:
-        """Of each token in the files, besides its id."""
-        return (self.documents == "masked") + (self.loss_on == "answers")
-
-    @property
     def sample_tokens(self) -> int:
         """That a sample takes: one more for the last target, but where samples end with their last document."""
         return self.sequence_length + (self.documents == "packed")
@@ -468,8 +463,8 @@ class RunSettings(TrainingSettings):
     initial_state_digests: tuple[Digest, ...] = ()
     """State digest of each stage at version 0: weights are made once and shipped, never re-seeded."""
     base_digest: Digest | None = None
-    """Of the list of the frozen base's pieces (`swarm.data.pieces`, `swarm.model.base`); None where nothing is frozen,
-    or before it is made."""
+    """Of the list of the frozen base's pieces (`swarm.data.pieces`, `swarm.model.adapters.base`); None where nothing is
+    frozen, or before it is made."""
 
     @property
     def microbatch_tokens(self) -> int:

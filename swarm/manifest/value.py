@@ -16,6 +16,7 @@ from swarm.core.pipeline.targets import MAX_BOUNDS, most_documents
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.settings import MOST_STEPS, RunSettings
 from swarm.core.tables import read_table
+from swarm.data.documents.marks import Marks
 from swarm.manifest.model import check_model
 
 
@@ -68,9 +69,10 @@ def checked_settings(value: Value) -> RunSettings:
 def _check_agreement(settings: RunSettings) -> None:
     data, batch = settings.data, settings.batch
     check_model(settings.model, vocab_size=data.vocab_size, sequence_length=data.sequence_length)
-    if data.vocab_size << data.mark_bits > 256**data.token_bytes:
+    mark_bits = Marks.of(data).bits
+    if data.vocab_size << mark_bits > 256**data.token_bytes:
         raise SettingsError(
-            f"data.vocab_size = {data.vocab_size} with {data.mark_bits} marks does not fit data.token_bytes = "
+            f"data.vocab_size = {data.vocab_size} with {mark_bits} marks does not fit data.token_bytes = "
             f"{data.token_bytes}"
         )
     if data.documents == "masked":

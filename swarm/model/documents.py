@@ -38,9 +38,6 @@ class Documents:
         first_BL = torch.where(begins_BL, places_L, 0).cummax(dim=1).values
         return cls(link.put(begins_BL.cumsum(dim=1)), link.put(places_L - first_BL))
 
-    def __len__(self) -> int:
-        return len(self.numbers_BL)
-
     def split(self, slices: int) -> "list[Documents]":
         """Of the samples in so many pieces."""
         pieces = zip(self.numbers_BL.tensor_split(slices), self.positions_BL.tensor_split(slices), strict=True)

@@ -37,7 +37,6 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ACTIVATION_CODECS: tuple[ActivationCodecName, ...] = get_args(ActivationCodecName)
 CONTRIBUTION_CODECS: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8")
 """Of a step's contribution that can be made again."""
-"""Of those that can be replayed."""
 THREADS = (1, 2, 4)
 SPLITS = (1, 2)
 """Into so many pieces the batch is cut."""

@@ -7,6 +7,7 @@ lies; what it holds is named by a digest.
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from math import prod
 from typing import Literal
 
@@ -119,6 +120,12 @@ def base_tensors(model: ModelSettings, stage: int) -> tuple[BaseTensor, ...]:
     if family.head_name not in layout.by_name and stage == model.num_stages - 1:
         names = names - {family.head_name} | {family.embedding_name}
     return tuple(tensor for tensor in layout.tensors if tensor.name in names)
+
+
+def base_by_layer(model: ModelSettings) -> list[tuple[BaseTensor, ...]]:
+    """All tensors in the file's order: what is before the layers, each layer's, and what is after."""
+    whole = whole_model(model)
+    return [tuple(of) for _, of in groupby(base_layout(model).tensors, key=lambda tensor: place_of(whole, tensor.name))]
 
 
 def whole_model(model: ModelSettings) -> ModelSettings:

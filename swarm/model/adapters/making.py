@@ -9,7 +9,7 @@ import torch
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.disk.whole_file import whole_file
-from swarm.model.adapters.base import BaseTensor, base_layout, place_of, whole_model
+from swarm.model.adapters.base import BaseTensor, base_by_layer, base_layout, whole_model
 from swarm.model.adapters.nf4 import dequantized, quantized
 from swarm.model.families import family_of
 from swarm.model.initial import stage_weights
@@ -39,11 +39,8 @@ def as_kept(tensor: BaseTensor, values: torch.Tensor) -> torch.Tensor:
 
 def values_of(model: ModelSettings, seed: int, source: Path | None) -> Iterator[tuple[BaseTensor, torch.Tensor]]:
     """Tensors in the file's order with their fp32 values: of a checkpoint a layer's at a time, else all at once."""
-    layout, whole, family = base_layout(model), whole_model(model), family_of(model.config_json)
-    groups: dict[tuple[int, int], list[BaseTensor]] = {}
-    for tensor in layout.tensors:
-        groups.setdefault(place_of(whole, tensor.name) if source is not None else (0, 0), []).append(tensor)
-    for tensors in groups.values():
+    whole, family = whole_model(model), family_of(model.config_json)
+    for tensors in base_by_layer(model) if source is not None else [base_layout(model).tensors]:
         of_group = ParameterLayout.of({tensor.name: tensor.shape for tensor in tensors})
         if source is not None:
             flat = read_tensors(source, family, of_group, None)

@@ -30,9 +30,9 @@ from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
 from swarm.core.record import Record
 from swarm.network.bulk.sealed_socket import NONCE_BYTES, SECRET_BYTES, SealedSocket, stream_keys
+from swarm.network.bulk.sessions import SESSION_BYTES, Sessions
 from swarm.network.bulk.sockets import receive, send_all
 from swarm.network.p2pd.control import ControlClient, ControlError
-from swarm.network.places import Places, network_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,6 @@ WORTH_WAITING_S = 1.0
 """A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
 _AGAIN_S = 120.0
 """A peer that could not be dialled is tried again after this long, when it is worth it."""
-SESSION_BYTES = 16
 _MOST_SESSIONS = 1024
 _UNUSED_S = 120.0
 """An offer that nobody came for ends then; after a first connection it holds for `_USED_S` past the last one."""
@@ -80,16 +79,6 @@ class DirectOffer(Record):
     port6: Annotated[int, _PORT] | None
 
 
-@dataclass
-class _Session:
-    """An offer that was made."""
-
-    peer_id: PeerId
-    secret: bytes
-    ends_at: float
-    is_punched: bool
-
-
 class DirectListener:
     """The callee's side: who may connect, and as whom."""
 
@@ -97,9 +86,7 @@ class DirectListener:
         """Listens at once, on `port` or one that the system chooses (0). Raises OSError when the port is taken."""
         self.sockets: list[socket.socket] = []
         self._me = me
-        self._sessions: dict[bytes, _Session] = {}
-        self._places: Places[bytes] = Places(_MOST_SESSIONS)
-        """Of sessions, by the address that the offer was asked for from."""
+        self._sessions = Sessions(_MOST_SESSIONS)
         try:
             for family, host in hosts:
                 listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -114,17 +101,8 @@ class DirectListener:
 
         When there are too many, one ends of those from the address that has asked for the most.
         """
-        for session in [
-            known
-            for known, of in self._sessions.items()
-            if (of.peer_id, of.is_punched) == (peer_id, is_punched) or of.ends_at < now
-        ]:
-            self._end(session)
-        session, secret = secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(SECRET_BYTES)
-        self._sessions[session] = _Session(peer_id, secret, now + _UNUSED_S, is_punched)
-        lost = self._places.take(session, network_of(host))
-        if lost is not None:
-            self._end(lost)
+        purpose = "punched" if is_punched else ""
+        session, secret = self._sessions.offer(peer_id, host, now=now, valid_s=_UNUSED_S, purpose=purpose)
         return DirectOffer(session, secret, *self.ports())
 
     async def greet(self, session: bytes, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
@@ -132,16 +110,12 @@ class DirectListener:
 
         Raises EOFError or OSError for whoever has no offer. The caller sets a deadline.
         """
-        known, now = self._sessions.get(session), asyncio.get_running_loop().time()
-        if known is None or known.ends_at < now:
+        now = asyncio.get_running_loop().time()
+        known = self._sessions.valid(session, now=now)
+        if known is None:
             raise ConnectionRefusedError("a direct connection of a session that was not offered, or is over")
-        self._places.use(session)
-        known.ends_at = now + _USED_S
+        self._sessions.use(session, until=now + _USED_S)
         return known.peer_id, await answered(connection, session, known.secret, caller=known.peer_id, callee=self._me)
-
-    def _end(self, session: bytes) -> None:
-        self._sessions.pop(session, None)
-        self._places.leave(session)
 
     def close(self) -> None:
         for listener in self.sockets:

@@ -24,7 +24,6 @@ from swarm.network.bulk import framing
 from swarm.network.bulk.direct import (
     ASK_S,
     OFFER,
-    SESSION_BYTES,
     WORTH_BYTES,
     WORTH_PUNCHING_BYTES,
     DirectDialler,
@@ -33,6 +32,7 @@ from swarm.network.bulk.direct import (
 from swarm.network.bulk.direct import prepare as prepare_direct
 from swarm.network.bulk.framing import ReplyHead, Status
 from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sessions import SESSION_BYTES
 from swarm.network.bulk.sockets import Sending, Stream, prepare, receive
 from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
 from swarm.network.p2pd.control import ControlClient, ControlError, read_stream_peer

@@ -6,19 +6,17 @@ the port that was seen.
 """
 
 import asyncio
-import secrets
 import socket
-from dataclasses import dataclass
 
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.bulk.direct import DirectOffer, answered, opened
-from swarm.network.bulk.sealed_socket import SECRET_BYTES, SealedSocket
+from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sessions import Sessions
 from swarm.network.bulk.sockets import receive, send_all, until_closed
 from swarm.network.directory.swarm_time import swarm_time
-from swarm.network.places import Places, network_of
 from swarm.network.punch.ports import LocalPort
 from swarm.network.punch.seen import Endpoint, Seen
 
@@ -32,41 +30,28 @@ _MAX_WORD_BYTES = 1024
 _LENGTH_BYTES = 2
 
 
-@dataclass
-class _Session:
-    peer_id: PeerId
-    secret: bytes
-    ends_at: float
-
-
 class Onlooker:
     """The side that sees."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._sessions: dict[bytes, _Session] = {}
-        self._places: Places[bytes] = Places(_MOST_SESSIONS)
+        self._sessions = Sessions(_MOST_SESSIONS)
         self._held: set[asyncio.Task[None]] = set()
 
     def offer(self, peer_id: PeerId, host: str | None, port4: int | None, port6: int | None) -> DirectOffer:
         """For a peer seen at this address, which may connect a few times within `_VALID_S`."""
         now = asyncio.get_running_loop().time()
-        for known in [known for known, of in self._sessions.items() if of.peer_id == peer_id or of.ends_at < now]:
-            self._end(known)
-        session, secret = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES)
-        self._sessions[session] = _Session(peer_id, secret, now + _VALID_S)
-        lost = self._places.take(session, network_of(host))
-        if lost is not None:
-            self._end(lost)
+        session, secret = self._sessions.offer(peer_id, host, now=now, valid_s=_VALID_S)
         return DirectOffer(session, secret, port4, port6)
 
     def knows(self, session: bytes) -> bool:
-        known = self._sessions.get(session)
-        return known is not None and known.ends_at >= asyncio.get_running_loop().time()
+        return self._sessions.valid(session, now=asyncio.get_running_loop().time()) is not None
 
     async def answer(self, session: bytes, connection: socket.socket) -> None:
         """Say where this connection is from. Raises OSError or EOFError. The caller sets a deadline, and closes."""
-        known = self._sessions[session]
+        known = self._sessions.valid(session, now=asyncio.get_running_loop().time())
+        if known is None:
+            raise ConnectionRefusedError("a session of an onlooker that was not offered, or is over")
         host, port = connection.getpeername()[:2]
         stream = await answered(connection, session, known.secret, caller=known.peer_id, callee=self._identity.peer_id)
         at_ms = round(swarm_time.now() * 1000)
@@ -83,10 +68,6 @@ class Onlooker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _end(self, session: bytes) -> None:
-        self._sessions.pop(session, None)
-        self._places.leave(session)
 
 
 async def _hold(connection: socket.socket) -> None:

@@ -30,8 +30,9 @@ from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
 from swarm.core.layout import AtMost
 from swarm.core.record import Record
-from swarm.network.bulk.direct import SESSION_BYTES, DirectListener, DirectOffer, opened
+from swarm.network.bulk.direct import DirectListener, DirectOffer, opened
 from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sessions import SESSION_BYTES
 from swarm.network.bulk.sockets import receive, send_all
 from swarm.network.directory.swarm_time import swarm_time
 from swarm.network.punch.onlooker import ONLOOKER, where_seen

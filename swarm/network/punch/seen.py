@@ -7,7 +7,7 @@ run's host or by two members that agree, and ports near the one that was seen.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, ClassVar, NamedTuple
 
 from swarm.core.errors import RemoteError
@@ -77,15 +77,14 @@ class Judge:
             raise RemoteError("unseen", f"neither the host nor {ENOUGH_MEMBERS} members have seen it there", owner)
         if len({word.host for word in words}) > 1:
             raise RemoteError("unseen", "its onlookers differ", owner)
-        address = ip_address(words[0].host) if _is_address(words[0].host) else None
+        address = _address(words[0].host)
         if address is None or address.is_multicast or (self.public_only and not address.is_global):
             raise RemoteError("unseen", f"{words[0].host} is no address to dial on another's word", owner)
         return words[0].endpoint
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(host)
+        return ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None

@@ -184,9 +184,9 @@ def test_a_new_offer_ends_the_peers_old_one_and_each_ends_by_itself() -> None:
         again = listener.offer(PeerId("one"), "192.0.2.1", now=1.0)
         assert again.session != first.session
         assert again.secret != first.secret
-        assert set(listener._sessions) == {again.session}
+        assert set(listener._sessions._sessions) == {again.session}
         other = listener.offer(PeerId("other"), "192.0.2.1", now=1000.0)
-        assert set(listener._sessions) == {other.session}
+        assert set(listener._sessions._sessions) == {other.session}
 
 
 def test_strangers_at_one_address_end_none_of_others_offers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def test_strangers_at_one_address_end_none_of_others_offers(monkeypatch: pytest.
         honest = {listener.offer(PeerId(f"home {n}"), f"198.51.{n}.7", now=0.0).session for n in range(8)}
         for n in range(100):
             listener.offer(PeerId(f"stranger {n}"), f"203.0.113.{n}", now=1.0)
-        assert honest <= set(listener._sessions)
-        assert len(listener._sessions) == 16
+        assert honest <= set(listener._sessions._sessions)
+        assert len(listener._sessions._sessions) == 16
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
