@@ -12,7 +12,6 @@ with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,7 @@ import click
 
 from benchmarks.homes.disks import are_equal, members_on, results_on
 from benchmarks.homes.emulated import Paths, routing
-from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.training_throughput import Events, running
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
@@ -294,10 +293,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Rounds, a newcomer and a dead or slow line, of one stage on home lines."""
-    reason = why_not()
-    if reason is not None:
-        raise click.ClickException(reason)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    begin_with_namespaces()
     if smoke:
         params, peers, uplink_mbit, slow_line = 1_000_000, 2, 20.0, None
     with tempfile.TemporaryDirectory() as scratch:

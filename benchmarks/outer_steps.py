@@ -20,7 +20,6 @@ and to the first result that its window is in. Needs root and `ip`.
 """
 
 import json
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,7 +36,7 @@ import click
 
 from benchmarks.homes.disks import are_equal, members_on, results_on
 from benchmarks.homes.emulated import Paths, routing
-from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.training_throughput import Events, running
 from swarm.core.planning.token_worth import worth_of_token
 from swarm.core.round.contribution import Result
@@ -297,10 +296,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Tokens a second of a swarm in windows, over those of one of its members alone."""
-    reason = why_not()
-    if reason is not None:
-        raise click.ClickException(reason)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    begin_with_namespaces()
     if smoke:
         params, peers, uplink_mbit, window_s, windows = 1_000_000, 2, 20.0, 2.0, 1
     with tempfile.TemporaryDirectory() as scratch:

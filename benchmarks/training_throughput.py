@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 
+from benchmarks.programs import end_when_told
 from swarm.local.compute_pools import ASLEEP, AWAKE
 
 GOAL = 0.95
@@ -271,8 +272,7 @@ def main(
     """Tokens/s of two peers on two cores against one process of two threads."""
     if smoke:
         pairs, seconds, preset = 1, SMOKE_S, "tiny"
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         manifest = Path(scratch) / "run.toml"

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import click
 
 from benchmarks.churn.recovery import Story
+from benchmarks.programs import end_when_told
 from benchmarks.training_throughput import Events, running
 from swarm.network.identity_file import load_or_create_identity
 
@@ -338,8 +339,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Throughput of a real swarm of which a peer dies and another comes every so often."""
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     if smoke:
         minutes, calm_s, every = 0.3, 15.0, 18.0
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,9 +15,7 @@ import contextlib
 import json
 import os
 import random
-import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,6 +27,7 @@ import click
 
 from benchmarks.churn.kills import READY_S, SETTLED_VERSION, Setting, Swarm, story, versions_of
 from benchmarks.churn.recovery import LATEST_PHASE, Story
+from benchmarks.programs import end_when_told
 from peer.fleet.fleet import Stay, simulate
 from peer.fleet.scenario import Scenario
 from swarm.core.tables import read_table
@@ -379,8 +378,7 @@ def stand_in(case: Case) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True)
 def main(records: Path, only: str | None, no_runs: bool, plot: Path | None, smoke: bool, as_json: bool) -> None:
     """Whether the simulator agrees with a real swarm of six peers."""
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     runs = {name: [stand_in(case)] for name, case in CASES.items()} if smoke else real_runs(records, only, no_runs)
     if only:
         return

@@ -10,17 +10,16 @@ bytes: headers and what is sent again are not counted. Small calls go beside the
 import json
 import os
 import statistics
-import subprocess
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import click
 
 from benchmarks.homes.emulated import UPLINK_MBIT, Paths, Router, routing
-from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
+from benchmarks.programs import Talking, talking
 from benchmarks.round.bulk_sender import PART_BYTES
 
 HOMES = ("one", "other")
@@ -33,41 +32,10 @@ WAYS = {
 """Way, the namespace's congestion control, that of direct streams. A namespace may not have cubic as its default."""
 
 
-class Sender:
+def sending(network: Namespaces, home: str, way: str, congestion: str) -> AbstractContextManager[Talking]:
     """A `benchmarks.round.bulk_sender` in a home."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def tell(self, value: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(value) + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> dict[str, Any]:
-        """Its next line; it ends by itself when it is stuck."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise click.ClickException(f"a sender ended with exit code {self._process.wait()}")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
-
-
-@contextmanager
-def sending(network: Namespaces, home: str, way: str, congestion: str) -> Iterator[Sender]:
     command = ["ip", "netns", "exec", network.namespace(home), sys.executable, "-m", "benchmarks.round.bulk_sender"]
-    command += [network.address(home), "--way", way, "--congestion", congestion]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Sender(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # it ends
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    return talking([*command, network.address(home), "--way", way, "--congestion", congestion], "a sender")
 
 
 def measure(name: str, paths: Paths, *, megabytes: float, transfers: int) -> dict[str, float]:
@@ -126,9 +94,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Share of a home's uplink that each way of moving bulk uses."""
-    reason = why_not()
-    if reason is not None:
-        raise click.ClickException(reason)
+    begin_with_namespaces()
     if smoke:
         ways, megabytes, transfers = ("direct, bbr",), 2.0, 2
     result: dict[str, Any] = {}

@@ -11,7 +11,6 @@ plan's. Needs root and `ip`.
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 import click
 
 from benchmarks.homes.emulated import DOWNLINK_MBIT, UPLINK_MBIT, Paths, routing
-from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.homes.uplink_share import Window, uplink_share
 from benchmarks.training_throughput import Events, running
 from swarm.network.identity_file import load_or_create_identity
@@ -242,11 +241,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Train over emulated home links: share of the uplink used, tokens/s against `swarm plan`."""
-    reason = why_not()
-    if reason is not None:
-        raise click.ClickException(reason)
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    begin_with_namespaces()
     if smoke:
         codecs, million_parameters, skip_steps, seconds = ("int8",), SMOKE_MILLION_PARAMETERS, 1, 1.0
     paths = Paths(round_trip_ms, loss)

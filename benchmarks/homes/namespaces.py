@@ -19,7 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import click
+
 from benchmarks.homes.nat import masquerade
+from benchmarks.programs import end_when_told
 
 SUBNET = "10.77.0"
 PUBLIC_SUBNET = "5.77.0"
@@ -30,6 +33,14 @@ INSIDE = f"{_HOME}.2"
 _CLONE_NEWNET = 0x40000000
 _NETNS = Path("/var/run/netns")
 _numbers = itertools.count()
+
+
+def begin_with_namespaces() -> None:
+    """Of a benchmark: told to end, it ends its programs too. Raises ClickException where there can be none."""
+    reason = why_not()
+    if reason is not None:
+        raise click.ClickException(reason)
+    end_when_told()
 
 
 def why_not() -> str | None:

@@ -10,7 +10,6 @@ sends the other bulk.
 
 import json
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,9 @@ from typing import Any
 import click
 
 from benchmarks.homes.emulated import UPLINK_MBIT, Paths, routing
-from benchmarks.homes.namespaces import INSIDE, PUBLIC_SUBNET, Namespaces, why_not
+from benchmarks.homes.namespaces import INSIDE, PUBLIC_SUBNET, Namespaces, begin_with_namespaces
 from benchmarks.homes.translation import Kind
+from benchmarks.programs import Talking, talking
 
 KINDS: dict[str, tuple[Kind, ...]] = {
     "full cone": (Kind.FULL_CONE,),
@@ -40,9 +40,9 @@ GOAL_S = 10.0
 class Peer:
     """A `benchmarks.homes.punching_peer` in a home."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.said = self._hear()
+    def __init__(self, program: Talking) -> None:
+        self._program = program
+        self.said = program.hear()
         self.addresses: list[str] = self.said["addresses"]
 
     @property
@@ -50,35 +50,15 @@ class Peer:
         return str(self.said["peer_id"])
 
     def do(self, what: str, **order: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, **order}) + "\n")
-        self._process.stdin.flush()
-        return self._hear()
-
-    def _hear(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise click.ClickException(f"a peer ended with exit code {self._process.wait()}")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        self._program.tell({"do": what, **order})
+        return self._program.hear()
 
 
 @contextmanager
 def peer(network: Namespaces, name: str, address: str, *options: str) -> Iterator[Peer]:
     command = ["ip", "netns", "exec", network.namespace(name), sys.executable, "-m", "benchmarks.homes.punching_peer"]
-    with subprocess.Popen(
-        [*command, address, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Peer(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # it ends
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with talking([*command, address, *options], "a peer") as program:
+        yield Peer(program)
 
 
 def can_be_punched(one: str, other: str) -> bool:
@@ -170,9 +150,7 @@ def summary(name: str, told: dict[str, list[Any]]) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True)
 def main(kinds: tuple[str, ...], tries: int, round_trip_ms: float, loss: float, *, smoke: bool, as_json: bool) -> None:
     """Which pairs of routers can be punched through, how soon, and what bulk has of the line then."""
-    reason = why_not()
-    if reason is not None:
-        raise click.ClickException(reason)
+    begin_with_namespaces()
     if smoke:
         kinds, tries = ("port-restricted",), 1
     found = measure(kinds or [*KINDS], tries, Paths(round_trip_ms, loss))

@@ -18,7 +18,6 @@ the quiet machine.
 
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import Any
 import click
 import psutil
 
+from benchmarks.programs import end_when_told
 from benchmarks.training_throughput import Events, running
 from swarm.manifest.default import default_manifest_text
 
@@ -252,8 +252,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Tokens/s of a run whose peers share one machine."""
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     names = list(named) or list(CASES)
     if smoke:
         names, rounds, seconds, settle = list(named) or ["defaults"], 1, 1.0, 0.0

@@ -11,9 +11,7 @@ others' from the word to begin, to the averaged vector in fp32 at every peer.
 import contextlib
 import json
 import os
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -25,6 +23,7 @@ from typing import Any
 import click
 import psutil
 
+from benchmarks.programs import end_when_told
 from benchmarks.round.averaging_vectors import write_vectors
 from benchmarks.round.orders import Fields, OrderFailed, Program, together
 from swarm.local.compute_pools import POOLS
@@ -329,8 +328,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Seconds, bytes and error of averaging rounds: ours, hivemind's, gloo's."""
-    # Told to end, it ends its programs too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_when_told()
     if smoke:
         peers, params, rounds, passes, ours, hivemind, gloo = 2, SMOKE_PARAMS, 1, 1, "int8", "", ""
     codecs = {
