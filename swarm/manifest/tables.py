@@ -96,7 +96,7 @@ class ModelTable(Table):
         if self.subspace > 1 and self.checkpoint is not None:
             return (
                 f"subspace = {self.subspace} and model.checkpoint are both given, but trained values lie in none; "
-                'set codecs.activations and codecs.activation_gradients to "int4h" instead'
+                "keep one of them"
             )
         if "stages" in given and self.stage_layers:
             return f"stages = {self.stages} and model.stage_layers are both given; keep one of them"

@@ -121,7 +121,7 @@ def check_subspace(model: ModelSettings) -> None:
     elif width // (width & -width) > MOST_ODD:
         wrong = f"hidden_size = {width} is an odd number above {MOST_ODD} times a power of two"
     elif model.has_base:
-        wrong = "adapters stand on a frozen model, whose values lie in no subspace; set codecs.activations to int4h"
+        wrong = "adapters stand on a frozen model, whose values lie in no subspace; set adapters.rank = 0"
     elif family.no_subspace is not None:
         wrong = f"{shape.model_type} has {family.no_subspace}"
     elif shape.tied:

@@ -146,7 +146,7 @@ def test_values_without_ids_or_with_other_ids_are_the_senders_fault() -> None:
         (tiny_model("mixtral", 2, subspace=4), "mixtral has experts"),
         (tiny_model("qwen3-tied", 2, subspace=4), "tie_word_embeddings"),
         (tiny_model("llama", 2, subspace=5), "does not divide"),
-        (tiny_model("llama", 2, subspace=4, adapters=AdapterSettings(rank=2)), "int4h"),
+        (tiny_model("llama", 2, subspace=4, adapters=AdapterSettings(rank=2)), "adapters.rank = 0"),
     ],
 )
 def test_a_model_that_can_have_no_subspace_is_refused_by_name(model: ModelSettings, reason: str) -> None:

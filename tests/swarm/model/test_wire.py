@@ -78,7 +78,7 @@ def test_a_microbatch_crosses_encoded_twice_each_way(codec: ActivationCodecName,
     weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     body = tensors.codec.encode(torch.randn(tensors.shape))
     with counted() as copies:
-        y, saved = tensors.forward(weights, tensors.x(body), ())
+        y, saved = tensors.forward(weights, tensors.x(body, b""), ())
         tensors.sent(y)
         grad_x = tensors.backward(saved, tensors.gradient(body), into)
         assert grad_x is not None
