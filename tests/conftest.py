@@ -72,7 +72,7 @@ def drawn(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases are drawn, unless one is named. xdist writes a test's group behind its name, where the scheduler reads it."""
+    """Cases are drawn, unless one is named. xdist writes a test's group behind its name, where its scheduler looks."""
     if not config.option.all_cases and not any("::" in argument for argument in config.args):
         left = drawn(items, config.option.draw_seed)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
