@@ -71,8 +71,8 @@ def nesterov(
     *,
     threads: Threads = ONE_THREAD,
 ) -> None:
-    """Muon's momentum, mu * momentum + (1 - mu) * gradient, and in `out` what it turns: the same mean of the new one and
-    the gradient. `scalars` as of `adamw`, then mu and 1 - mu."""
+    """Muon's momentum, mu * momentum + (1 - mu) * gradient, and in `out` what it turns: the same mean of the new one
+    and the gradient. `scalars` as of `adamw`, then mu and 1 - mu."""
     threads.over(
         out.size,
         lambda start, stop: _nesterov(gradient[start:stop], momentum[start:stop], out[start:stop], scalars),
