@@ -105,9 +105,7 @@ def test_what_was_certified_proves_only_what_comes_of_it_by_enough_words() -> No
     facts, (first, second, third, slow) = facts_and_rounds(4)
     roster = roster_of(facts)
     good = lacks(roster, slow.me, [first.me, third.me])
-    smaller = replace(
-        without(roster, slow.me, good, leader=first, view=0), revision=1, certificate=roster.certificate
-    )
+    smaller = replace(without(roster, slow.me, good, leader=first, view=0), revision=1, certificate=roster.certificate)
     cases = [
         ("protocol", replace(smaller, left_out=(replace(smaller.left_out[0], said=good[:1]),))),
         ("certificate", replace(smaller, left_out=())),
