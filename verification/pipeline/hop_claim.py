@@ -138,7 +138,7 @@ def claims_of(
 
     What does not fit together is left out; what is returned has still to be checked.
     """
-    arrived = [one for one in before if one.forward.consumer == peer]  # one header may have come, and be answered, twice
+    arrived = [one for one in before if one.forward.consumer == peer]  # one header perhaps twice, with two answers
     came = {one.forward.digest(): one for one in arrived}
     went = [one for one in after if one.forward.producer == peer]
     answers = {one.gradient.digest(): one for one in went if one.gradient is not None}

@@ -723,9 +723,7 @@ def test_the_same_evidence_brought_by_many_in_one_moment_is_filed_whole_and_once
     asyncio.run(play())
 
 
-def test_evidence_that_the_judge_breaks_on_costs_that_case_alone(
-    court: Court, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evidence_that_the_judge_breaks_on_costs_that_case_alone(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the host: whoever has a ticket may bring a file."""
 
     def breaks(*given: object, **named: object) -> None:
