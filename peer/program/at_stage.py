@@ -18,6 +18,7 @@ from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.moving import MEASURED_AFTER, Mover
 from peer.directory.neighbours import Neighbours, stage_topic
+from peer.directory.posted import Posted
 from peer.owner.limits import VolunteerSettings
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
@@ -136,6 +137,7 @@ class PeerAtStage:
         self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
+        self._posted = Posted(me, lambda: steps.chain)
         self.neighbours = neighbours = Neighbours(
             context,
             own.directory,
@@ -285,6 +287,7 @@ class PeerAtStage:
         self._witness.serve(own.transport)
         own.transport.serve(RUN, self._on_run, max_body_bytes=0)
         self.neighbours.serve()
+        self._posted.serve(own.transport)
         if self.source is not None:
             self.source.serve(own.transport)
         with contextlib.suppress(TransientError):  # announced again soon
@@ -342,7 +345,8 @@ class PeerAtStage:
     @property
     def target(self) -> StageIndex | None:
         """Where this peer is to go; None: it stays."""
-        return self.mover.target if self.mover is not None else None
+        planned = self.mover.target if self.mover is not None else None
+        return planned if self._posted.target is None else self._posted.target
 
     @property
     def amended(self) -> asyncio.Event:
