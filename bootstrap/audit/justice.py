@@ -74,7 +74,7 @@ from verification.audit.verdicts import (
     jury_of,
 )
 from verification.kinds.bias import Bias
-from verification.kinds.mismatch import charge_of
+from verification.kinds.mismatch import MISMATCHES, charge_of
 from verification.kinds.step_fraud import StepFraud
 from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 KEPT_ANCHORS = 6
 MAX_WAITING = 32
 """Accusations on disk that are not judged yet, one of an accuser; whoever brings one more is asked to come again."""
+WITH_A_PAST = (*MISMATCHES, Bias.KIND, StepFraud.KIND)
+"""Kinds of evidence that rest on one, which names the amendments that it is under."""
 MAX_PLEADING = 8
 """Accused who are asked at a time to do their work again."""
 TELL_S = 5.0
@@ -410,7 +412,8 @@ class Justice:
         evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.run_id != self._run.run_id:
             raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
-        if not evidence.run.could_be_of(int(evidence.version), self._run.signed):
+        shows_era = evidence.kind in WITH_A_PAST
+        if not evidence.run.could_be_of(int(evidence.version), self._run.signed, shows_era=shows_era):
             given = len(evidence.run.amendments)
             raise RemoteError("evidence", f"{given} amendments were not in force at version {evidence.version}", sender)
         if evidence.accused in self.bans:
@@ -459,7 +462,10 @@ class Justice:
     async def _dismissing(self, accuser: PeerId, path: Path, judging: Coroutine[Any, Any, None]) -> None:
         try:
             await judging
-        except (RemoteError, LocalError) as error:
+        except Exception as error:
+            # Evidence is a stranger's: a case that the judge breaks on costs that case, and not the host.
+            if not isinstance(error, RemoteError | LocalError):
+                log.exception("the judge breaks on %s", path)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
 

@@ -22,6 +22,7 @@ from peer.directory.posted import Posted
 from peer.owner.limits import VolunteerSettings
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
+from peer.pipeline.closed_steps import ClosedSteps
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
@@ -42,7 +43,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, VersionTurned
+from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, StepClosed, VersionTurned
 from peer.stage.tasks import Tasks
 from peer.state.catch_up import CatchUp, StateDonor
 from peer.state.continuing import Continuing
@@ -153,6 +154,15 @@ class PeerAtStage:
         )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
+        self._closed_steps = closed_steps = ClosedSteps(
+            transport=own.transport,
+            tasks=context.tasks,
+            stage=self.stage,
+            call_s=settings.deadlines.call_s,
+            era=lambda: steps.era,
+            before=lambda: neighbours.of_stage(self.stage - 1),
+            after=lambda: neighbours.of_stage(self.stage + 1),
+        )
         self.rounds = rounds = StageRounds(
             context=context,
             steps=steps,
@@ -160,6 +170,7 @@ class PeerAtStage:
             signing_log=SigningLog(joined.folder / f"signed-{me[-8:]}.log"),
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
+            is_closed_before=closed_steps.is_closed_before,
             charges=charges.brought,
             chance=beacon.chance,
             drawn=self._drawn,
@@ -187,6 +198,7 @@ class PeerAtStage:
             downstream,
             own.limited,
             is_before=lambda peer: peer in neighbours.of_stage(self.stage - 1),
+            begun=closed_steps.begun,
             on_violation=events.publish,
         )
         self.source: Source | None = None
@@ -265,7 +277,8 @@ class PeerAtStage:
         if self.tokens is not None:
             events.hear(VersionTurned, self.tokens.turned)
         expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
-        events.hear(VersionTurned, expected.turned)
+        events.hear(StepClosed, self._closed_steps.closed)
+        events.hear(VersionTurned, expected.turned, self._closed_steps.turned)
         events.hear(PeersChanged, expected.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
@@ -283,6 +296,7 @@ class PeerAtStage:
         self._continuing.serve(own.transport)
         self._rolling_back.serve(own.transport)
         self.server.serve(own.transport)
+        self._closed_steps.serve()
         self._donor.serve(own.transport)
         self._witness.serve(own.transport)
         own.transport.serve(RUN, self._on_run, max_body_bytes=0)
