@@ -1,4 +1,4 @@
-"""A stage that is killed whole in a run of strangers is served again, by members of others, and nobody chooses by whom."""
+"""A stage that is killed whole in a run of strangers is served again, and nobody chooses by whom."""
 
 import asyncio
 from collections import Counter
