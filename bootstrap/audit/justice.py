@@ -278,6 +278,16 @@ class Justice:
         """Whether the peer ever was past its probation; in a run without one, whether it has founded a stage."""
         return peer in self.table.founders or (self._run.settings.has_probation and self.table.was_member(peer))
 
+    def is_bound(self, peer: PeerId) -> bool:
+        """Whether the peer was let in by strangers, and so has its stage of the run key: members among friends, and who
+        has yet to be examined, go where they like."""
+        return self._run.settings.has_probation and self.table.was_member(peer)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the stages have begun, in a run of strangers."""
+        return self._run.settings.has_probation and bool(self.table.founders)
+
     def forget(self, peer: PeerId) -> None:
         """It was admitted, and has done nothing."""
         self._tickets.pop(peer, None)

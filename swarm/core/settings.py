@@ -384,6 +384,13 @@ class LimitSettings(Table):
         "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
         "Among friends only.",
     ] = 0.0
+    refill_s: Annotated[
+        float,
+        Bounds(least=0, most=604800),
+        Amendable(),
+        "A stage whose peers are all gone is waited for for so many seconds; then peers of other stages are posted to "
+        "it, and the run goes on from the newest state that is held; 0: it is waited for for ever.",
+    ] = 300.0
     max_microbatch_attempts: Annotated[
         int,
         Bounds(least=1, most=10000),

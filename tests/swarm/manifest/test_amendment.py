@@ -29,6 +29,7 @@ def test_steps_schedule_batch_limits_and_cut_may_be_amended_and_nothing_else() -
         "limits.max_in_flight",
         "limits.min_replicas",
         "limits.rebalance_s",
+        "limits.refill_s",
         "limits.max_microbatch_attempts",
         "model.stage_layers",
     )
