@@ -93,7 +93,7 @@ def train(
     settings = replace(run.settings, optimizer=optimizer_settings)
     model = StageModel(settings.model, 0)
     layout = model.layout
-    optimizer = ExactOptimizer(optimizer_settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(optimizer_settings, layout)
     reader = BatchReader(settings, run.train)
     gradient = GradientSum(layout.num_values)
 

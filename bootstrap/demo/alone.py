@@ -22,7 +22,7 @@ def held_out_alone(prepared: PreparedDemo, *, windows: int, evaluate_tokens: int
     model, each = StageModel(settings.model, 0), settings.microbatches_per_step
     layout, reader = model.layout, BatchReader(settings, prepared.data.train())
     flat = stage_weights(settings.model, 0, settings.data.seed, None)
-    optimizer = ExactOptimizer(settings.inner, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(settings.inner, layout)
     gradient = GradientSum(layout.num_values)
     for step in range(windows * settings.averaging.local_steps):
         weights = model.weights(flat)
