@@ -533,10 +533,13 @@ class Justice:
             self._pleading.discard(evidence.accused)
         if is_fault:
             self._fault(evidence)
-        elif evidence.accused not in self.bans:
+        else:
             self._ban(accuser, evidence, path, reason)
 
     def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+        if evidence.accused in self.bans:  # while this case was replayed, a hearing of another one ended
+            path.unlink(missing_ok=True)
+            return
         ban = Ban(
             self._run.run_id,
             evidence.accused,
