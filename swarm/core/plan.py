@@ -43,7 +43,7 @@ EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4
 """For each value of a step's round, on a core that two peers share: encoding, checking, adding, decoding, and the
 optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as int8."""
 PRODUCTS_PER_S = 5e10
-"""Of Muon's, on a core: 5.6e10 were counted with 512-bit vectors (`benchmarks.muon`)."""
+"""Of Muon's, on a core: 5.3e10 were counted with 512-bit vectors (`benchmarks.muon`)."""
 
 RESULT_BYTES: Mapping[str, float] = dict(BYTES_A_VALUE.items())
 """Wire bytes of a value in a round's result."""
