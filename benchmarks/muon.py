@@ -18,7 +18,6 @@ import click
 
 from benchmarks.single_process import WholeRun, load_run, microbatch_ids, train
 from swarm.core.settings import RunSettings
-from swarm.data.batches import BatchReader, held_out_batches
 from swarm.local.compute_pools import bound_pools
 from swarm.manifest.default import default_manifest_text
 
@@ -63,35 +62,12 @@ def with_optimizer(run: WholeRun, name: Name) -> WholeRun:
 
 def ours(run: WholeRun, *, evaluate_tokens: int) -> Trained:
     """By the swarm's model of the one stage and its exact optimizer."""
-    import numpy as np
-    import torch
+    from swarm.local.alone import held_out_loss, trained_alone
 
-    from swarm.model.stage import StageModel
-    from swarm.optim.exact import ExactOptimizer
-    from swarm.optim.gradient_sum import GradientSum
-
-    settings, flat = run.settings, run.weights[0]
-    model, reader = StageModel(settings.model, 0), BatchReader(settings, run.train)
-    optimizer, gradient = ExactOptimizer.of(settings.optimizer, model.layout), GradientSum(model.layout.num_values)
-    losses = list[float]()
-    for step, numbers in enumerate(microbatch_ids(settings, settings.optimizer.total_steps, None)):
-        weights, loss_sum = model.weights(flat), 0.0
-        gradient.zero()
-        for number in numbers:
-            loss, counted, saved = model.loss(weights, *map(torch.from_numpy, reader.batch(number)), keep=True)
-            assert saved is not None
-            model.loss_backward(saved, gradient.flat)
-            gradient.add_tokens(counted)
-            loss_sum += loss
-        losses.append(loss_sum / gradient.num_tokens)
-        out = np.empty_like(flat)
-        optimizer.step(flat, gradient.take_mean(), step=step, clip_norm=settings.optimizer.max_norm, out=out)
-        flat = out
-    weights, total, count = model.weights(flat), 0.0, 0
-    for batch in held_out_batches(settings, run.held_out, limit_tokens=evaluate_tokens):
-        loss, counted, _ = model.loss(weights, *map(torch.from_numpy, batch), keep=False)
-        total, count = total + loss, count + counted
-    return Trained(_end_of(losses), total / count)
+    settings, chosen = run.settings, run.settings.optimizer
+    steps = microbatch_ids(settings, chosen.total_steps, None)
+    flat, losses = trained_alone(settings, chosen, run.weights[0], run.train, steps)
+    return Trained(_end_of(losses), held_out_loss(settings, flat, run.held_out, limit_tokens=evaluate_tokens))
 
 
 def torchs(run: WholeRun, *, evaluate_tokens: int) -> Trained:

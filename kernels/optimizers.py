@@ -80,17 +80,6 @@ def nesterov(
     )
 
 
-def lessened(
-    weights: NDArray[np.float32],
-    update: NDArray[np.float32],
-    out: NDArray[np.float32],
-    keep: np.float32,
-    share: np.float32,
-) -> None:
-    """out = keep * weights - share * update. Once it has begun nothing ends it: it takes no memory and no thread."""
-    _lessened(weights, update, out, keep, share)
-
-
 def extrapolate(
     new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD
 ) -> None:
@@ -183,13 +172,14 @@ def _nesterov(
 
 
 @compiled
-def _lessened(
+def lessened(
     weights: NDArray[np.float32],
     update: NDArray[np.float32],
     out: NDArray[np.float32],
     keep: np.float32,
     share: np.float32,
 ) -> None:
+    """out = keep * weights - share * update. Once it has begun nothing ends it: it takes no memory and no thread."""
     for i in range(out.size):
         out[i] = flushed(weights[i] * keep - update[i] * share)
 

@@ -28,9 +28,8 @@ FLEETS = (
             Row(
                 "10,000 home peers, 32 stages, 30 % gone every 10 minutes, simulated",
                 "{least_percent:.1f} to {most_percent:.1f} % of an oracle's throughput with seeds 0 and 1, 85 % was "
-                "the "
-                "goal ([how](docs/simulator.md), also beside a real swarm); {least_cpu_s:.0f} to {most_cpu_s:.0f} CPU "
-                "seconds, 60 were",
+                "the goal ([how](docs/simulator.md), also beside a real swarm); {least_cpu_s:.0f} to "
+                "{most_cpu_s:.0f} CPU seconds, 60 were",
                 f"`{HOME_FLEET.format(0)}`, with seed 1 too",
             ),
         ),

@@ -36,8 +36,7 @@ HOMES = (
             Row(
                 "emulated home links, 20 Mbit/s up; int8, topk",
                 "{int8_uplink_percent:.0f} and {topk_uplink_percent:.0f} % of the uplink used while a round moves "
-                "bytes; "
-                "{int8_of_plan:.2f} and {topk_of_plan:.2f} of the plan's tokens/s ([more](docs/home_links.md))",
+                "bytes; {int8_of_plan:.2f} and {topk_of_plan:.2f} of the plan's tokens/s ([more](docs/home_links.md))",
             ),
         ),
     ),
@@ -69,8 +68,7 @@ HOMES = (
             Row(
                 "bulk alone on such a line",
                 "{direct_bbr:.2f} of it by direct streams under bbr, {direct_cubic:.2f} under cubic, {p2pd_reno:.2f} "
-                "by "
-                "libp2p's one connection under reno",
+                "by libp2p's one connection under reno",
             ),
         ),
     ),
@@ -84,8 +82,7 @@ HOMES = (
             Row(
                 "a peer behind a router that lets nobody in",
                 "its first work counted {one_hidden_s:.1f} s after the host's start; of two such peers, through the "
-                "host's "
-                "relay, {two_hidden_s:.1f} s",
+                "host's relay, {two_hidden_s:.1f} s",
             ),
         ),
     ),

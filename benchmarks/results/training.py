@@ -98,8 +98,7 @@ TRAINING = (
             Row(
                 "2 peers with default settings against one process of 2 threads, 22.8 M parameters",
                 "{ratio:.2f} times its tokens/s (median of {pairs:.0f} pairs, {least:.2f} to {most:.2f}), int8, one "
-                "step's "
-                "delay",
+                "step's delay",
             ),
         ),
     ),

@@ -145,8 +145,7 @@ TRUST = (
                 "{audits:.0f} audits among 16 honest peers on machines that differ and are killed and started again, "
                 "int8",
                 "nobody accused, largest error {largest_share:.2f} of the fraud bound; losses and weights equal those "
-                "of "
-                "the unaudited run to the bit ([12,398 audits, 2 wires, 4 scenes](docs/verification_results.md))",
+                "of the unaudited run to the bit ([12,398 audits, 2 wires, 4 scenes](docs/verification_results.md))",
             ),
         ),
     ),

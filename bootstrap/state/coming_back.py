@@ -131,8 +131,8 @@ class ComingBack:
                 for peer in [peer for peer, at in waiting.items() if at < oldest]:
                     del waiting[peer]
             self._look_who_is_missing()
-            is_time = self._is_time_to_look()
-            if not is_time and not any(self.host.beginning.waiting):
+            self._look_what_is_made()
+            if not self._is_time_to_look and not any(self.host.beginning.waiting):
                 continue
             self._looked_at = time.monotonic()
             try:
@@ -140,14 +140,18 @@ class ComingBack:
             except (TransientError, RemoteError, LocalError, TimeoutError, OSError) as error:
                 log.info("going on from what is held: %s", error)
 
-    def _is_time_to_look(self) -> bool:
-        """Though nobody waits: no stage has made a version for longer than a member is waited for."""
-        now, made = time.monotonic(), [(stage.chain.era, int(stage.version)) for stage in self.host.followed.values()]
+    def _look_what_is_made(self) -> None:
+        """Where a stage goes on, nobody is known to be silent any more, and no stage to be lost."""
+        made = [(stage.chain.era, int(stage.version)) for stage in self.host.followed.values()]
         if made != self._made:
-            self._made, self._quiet_since = made, now
+            self._made, self._quiet_since = made, time.monotonic()
             self._silent_since.clear()
             self.host.beginning.lost = frozenset()
-        return now > max(self._quiet_since + self._patience_s(), self._looked_at + LOOK_WHERE_QUIET_S)
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        """Though nobody waits: no stage has made a version for longer than a member is waited for."""
+        return time.monotonic() > max(self._quiet_since + self._patience_s(), self._looked_at + LOOK_WHERE_QUIET_S)
 
     def _look_who_is_missing(self) -> None:
         """Nobody of a stage is left: that is said once, before anybody is back."""

@@ -295,7 +295,7 @@ def stage_memory_bytes(
     if window:
         items["host.window"] = window
     if settings.optimizer.name == "muon":
-        items["host.largest matrix being turned"] = StageSize.of(num_parameters).turned.scratch_bytes
+        items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
@@ -375,8 +375,12 @@ def state_bytes(settings: TrainingSettings, num_parameters: int) -> float:
 
 def moment_bytes(settings: TrainingSettings, num_parameters: int) -> float:
     """Of the moments in a stage's state; of a bare number of parameters Muon is taken to turn none."""
-    turned = StageSize.of(num_parameters).turned.values if settings.optimizer.name == "muon" else 0
-    return num_parameters * settings.state_moment_bytes - FLOAT_BYTES * turned
+    turned = _turned(settings, num_parameters)
+    return num_parameters * settings.state_moment_bytes - FLOAT_BYTES * turned.values
+
+
+def _turned(settings: TrainingSettings, num_parameters: int) -> Turned:
+    return StageSize.of(num_parameters).turned if settings.optimizer.name == "muon" else Turned()
 
 
 def result_bytes(settings: TrainingSettings, num_parameters: int) -> float:
@@ -387,7 +391,7 @@ def result_bytes(settings: TrainingSettings, num_parameters: int) -> float:
 def exact_round_s(settings: TrainingSettings, num_parameters: int, ns: float | None = None) -> float:
     """Seconds of encoding, averaging and the optimizer in a round, at so many nanoseconds a value."""
     each_ns = EXACT_NS[settings.codecs.averaging] if ns is None else ns
-    products = StageSize.of(num_parameters).turned.products if settings.optimizer.name == "muon" else 0
+    products = _turned(settings, num_parameters).products
     return settings.round_values * num_parameters * each_ns * 1e-9 + products / PRODUCTS_PER_S
 
 

@@ -25,7 +25,7 @@ from swarm.core.errors import LocalError
 from swarm.core.settings import PART_VALUES, OptimizerSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
-from swarm.optim.matrices import Matrices, Matrix
+from swarm.optim.matrices import Matrices, Matrix, size_of
 
 Floats = NDArray[np.float32]
 
@@ -91,7 +91,7 @@ class ExactOptimizer:
         assert 0 <= self._size <= num_values - self._window.start, f"window {self._window} of {num_values} values"
         self.matrices = self._matrices.within(self._window)
         """Those that a step turns."""
-        self.moments = _no_moments(settings, self._size, _size(self._matrices.packed(self._window)))
+        self.moments = _no_moments(settings, self._size, size_of(self._matrices.packed(self._window)))
         """By name, one-dimensional: fp32 `first` and `second`, or `momentum`, or under Muon `momentum` of all values
         and `second` of those that AdamW steps; or as codes, int8 `first`, uint8 `second` and fp32 `second_scale`."""
         self.scalars: dict[str, float] = {}
@@ -300,10 +300,6 @@ def _no_moments(settings: OptimizerSettings, num_values: int, num_packed: int) -
         "sgd": {"momentum": num_values},
     }[settings.name]
     return {name: zeros_on_lines(size, np.float32) for name, size in sizes.items()}
-
-
-def _size(where: slice) -> int:
-    return int(where.stop - where.start)
 
 
 def longest_first_moment(settings: OptimizerSettings) -> float:

@@ -51,7 +51,7 @@ class Matrices:
         self._runs = [Run(slice(*pair), number % 2 == 1) for number, pair in enumerate(pairwise(bounds))]
         """Of either kind by turns; some are empty."""
         self._starts = bounds[:-1]
-        self._packed = [0, *accumulate(0 if run.is_turned else _size(run.where) for run in self._runs)]
+        self._packed = [0, *accumulate(0 if run.is_turned else size_of(run.where) for run in self._runs)]
         """Before each run: values that are not turned."""
 
     @classmethod
@@ -86,7 +86,7 @@ class Matrices:
     def unpacked(self, packed: slice) -> Iterator[slice]:
         """The runs of values that lie there when packed."""
         for run, before in zip(self._runs, self._packed, strict=False):
-            size = 0 if run.is_turned else _size(run.where)
+            size = 0 if run.is_turned else size_of(run.where)
             start, stop = max(packed.start, before), min(packed.stop, before + size)
             if start < stop:
                 yield slice(run.where.start + start - before, run.where.start + stop - before)
@@ -112,7 +112,7 @@ def turned_of(layout: ParameterLayout) -> Turned:
     """What it takes to turn a stage's."""
     places = Matrices.of(layout).places
     return Turned(
-        values=sum(_size(one.where) for one in places),
+        values=sum(size_of(one.where) for one in places),
         products=sum(orthogonal.products_of(one.rows, one.columns) for one in places),
         scratch_bytes=max((orthogonal.scratch_bytes(one.rows, one.columns) for one in places), default=0),
     )
@@ -123,5 +123,6 @@ def are_of_muon(moments: Mapping[str, Any]) -> bool:
     return "momentum" in moments and "second" in moments
 
 
-def _size(where: slice) -> int:
+def size_of(where: slice) -> int:
+    """Values in a run."""
     return int(where.stop - where.start)
