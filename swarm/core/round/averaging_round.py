@@ -570,9 +570,7 @@ class AveragingRound:
         is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None
         if is_waiting and now < self._reduction.arrivals.ends_at:
             self._wait_for_leader(now)
-        if not self._lead.missing(sender, missing, lacks, now=now):
-            return []
-        return self._begin(self._own_view_after(self.view), self._lead.reason, now)
+        return self._lead.missing(sender, missing, lacks, now=now)
 
     def _look(self, now: float) -> Instructions:
         """Say whose parts are missing; a leader says it to itself."""

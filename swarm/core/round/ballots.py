@@ -79,7 +79,9 @@ class Proposal(PackedOnce):
             # Its voters will name the certificate in their promises: they must hold a roster that carries it.
             if self.result.roster.certificate != certificate:
                 raise RemoteError("certificate", f"the result's roster does not carry what certifies view {self.view}")
-            election.check_certificate(certificate, "roster", self.result.roster.facts_digest(), verify)
+            if not self.result.roster.comes_of(certificate.value):
+                raise RemoteError("certificate", f"the result is of other facts than view {self.view} certified")
+            election.check_certificate(certificate, "roster", certificate.value, verify)
         else:
             bound = election.bound(self.view, self.proof, verify)
             held = (bound.phase, bound.value) if bound is not None else None
@@ -98,7 +100,7 @@ class Proposal(PackedOnce):
         if self.roster is not None:
             return voter.vote_roster(self.view, self.value, self.proof, comes_of=self.roster.comes_of)
         if self.result is not None:
-            return voter.vote_result(self.view, self.result.roster.facts_digest(), self.value, self.proof)
+            return voter.vote_result(self.view, self.value, self.proof, comes_of=self.result.roster.comes_of)
         assert self.proof.certificate is not None
         return voter.vote_commit(self.proof.certificate, self.value)
 

@@ -7,6 +7,7 @@ under the version name that the basis hashes to.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, TypeAlias
 
 from swarm.core.audit.chance import HostWord, Link
@@ -68,6 +69,9 @@ class RoundBasis(Row, kind="basis"):
             raise RemoteError("malformed", "basis does not say what each member has done")
         if len(self.links) != len(self.members):
             raise RemoteError("malformed", f"basis of {len(self.members)} members and {len(self.links)} links")
+        for listed in (self.members, self.previous_members):
+            if not listed or any(one >= other for one, other in pairwise(listed)):
+                raise RemoteError("malformed", "basis without members, or not in order")
 
 
 def leaders_of(work: Mapping[PeerId, int], step: Step) -> tuple[PeerId, ...]:

@@ -157,7 +157,7 @@ class Roster(SignedOnce):
     step: Step
     view: int
     revision: int
-    """Counts reassignments of parts within the view; contributions never change with it."""
+    """Counts reassignments of parts within the view, and contributions that are left out in it."""
     leader: PeerId
     previous_name: Digest
     """Name of the version the round starts from."""
@@ -176,7 +176,8 @@ class Roster(SignedOnce):
     left_out: Annotated[tuple[LeftOut, ...], AtMost(MAX_MEMBERS)] = ()
     """In the order in which they were left out; never all."""
     certificate: Annotated[Certificate | None, Beside()] = None
-    """Of the facts; none yet while it is being voted on. No part moves without it."""
+    """Of the facts, or of those with fewer left out: reducers' words prove the rest. None yet while it is being voted
+    on. No part moves without it."""
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -167,7 +167,8 @@ class RoundFacts:
     ) -> None:
         """The roster starts from this round's version, is consistent, and is signed by the leader of its view.
 
-        If `certified`, its facts have a certificate of that view. Contributions that are `known` were checked before.
+        If `certified`, its facts have a certificate of that view, or come of facts that have by leaving out more.
+        Contributions that are `known` were checked before.
         """
         leader = roster.leader
         if (roster.run_id, roster.stage, roster.step) != (self.run_id, self.stage, self.step):
@@ -200,7 +201,9 @@ class RoundFacts:
             certificate = roster.certificate
             if certificate is None or certificate.view != roster.view:
                 raise RemoteError("certificate", f"roster of view {roster.view} is not certified", leader)
-            self.election.check_certificate(certificate, "roster", roster.facts_digest(), verify)
+            if not roster.comes_of(certificate.value):
+                raise RemoteError("certificate", f"roster of view {roster.view} is of other facts", leader)
+            self.election.check_certificate(certificate, "roster", certificate.value, verify)
 
     def check_lack(self, lack: Lack, made: Contribution, verify: Verify) -> None:
         """The word is its reducer's own."""

@@ -229,15 +229,16 @@ class RoundLead:
 
     def missing(
         self, reducer: PeerId, missing: Collection[PeerId], lacks: Mapping[PeerId, Lack], *, now: float
-    ) -> bool:
-        """A reducer says whose parts it lacks, and whose it waits for no longer: whether one is to be left out by now.
+    ) -> Instructions:
+        """A reducer says whose parts it lacks, and whose it waits for no longer.
 
-        One is if some reducer lacks its parts and enough say that they wait no longer. Otherwise the reducer is
-        relieved, once this leader has waited for it.
+        A contribution is left out if some reducer lacks its parts and enough say that they wait no longer: their words
+        allow it, and nothing else of what is certified changes, so the view goes on. Otherwise the reducer is relieved,
+        once this leader has waited for it.
         """
         roster = self.reduction.roster
         if roster is None or not self.has_roster or self.ballots.proposal is not None:
-            return False
+            return []
         self._missed.update(missing)
         self._awaits[reducer] = now, len(missing)
         for peer, lack in lacks.items():
@@ -248,7 +249,11 @@ class RoundLead:
             if roster.contribution_of(peer) is not None and len(self._lacks[peer]) >= roster.num_lacks(peer)
         }
         self.leave_out |= found
-        return roster.without(found) is not roster
+        smaller = roster.without(found)
+        if smaller is roster:
+            return []
+        changed = self._signed(replace(smaller, revision=roster.revision + 1), roster.reducers)
+        return self._send(changed) + self.follow(changed, now)
 
     # -- the result ---------------------------------------------------------------------------------------
 

@@ -86,8 +86,8 @@ class RoundReduction:
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
-        if earlier is None or earlier.facts_digest() != roster.facts_digest() or new_leader:
-            self.arrivals.begin(now=now)
+        if new_leader or earlier is None or not roster.comes_of(earlier.facts_digest()):
+            self.arrivals.begin(now=now)  # whoever else is late had its time
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)

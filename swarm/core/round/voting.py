@@ -318,14 +318,17 @@ class Voter:
             raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
         return self._vote("roster", view, facts)
 
-    def vote_result(self, view: int, facts: bytes, root: bytes, proof: Proof) -> Vote | None:
-        """`root` is of a result made of `facts`. They are certified in this view, or the result was in an earlier one.
+    def vote_result(self, view: int, root: bytes, proof: Proof, *, comes_of: Callable[[bytes], bool]) -> Vote | None:
+        """`root` is of a result made of facts that are certified in this view, or of those with contributions left out
+        (`comes_of` says whether it is); or the result was certified in an earlier view.
 
         Raises RemoteError if the proof does not show either.
         """
         certificate = proof.certificate
         if certificate is not None and (certificate.phase, certificate.view) == ("roster", view):
-            self.learn(certificate, facts)
+            if not comes_of(certificate.value):
+                raise RemoteError("certificate", f"view {view} certified other facts than those of this result")
+            self.learn(certificate, certificate.value)
         else:
             bound = self.election.bound(view, proof, self.verify)
             if bound is None or (bound.phase, bound.value) != ("result", root):

@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 OFFER = "direct_offer"
 """The method by which a peer is asked for one."""
 WORTH_BYTES = 64 << 10
-"""A call that brings this much has its peer asked for an offer."""
+"""A call that brings this much has its peer asked for an offer; so do several that bring it together."""
 WORTH_PUNCHING_BYTES = 4 << 10
-"""As much where only a relay leads to the peer: fragments for slow lines are short, and there are many."""
+"""As much where only a relay leads to the peer: fragments for slow lines are short, and there are many. Less than this
+is small talk, however often it comes."""
 CONGESTION = b"bbr"
 """TCP's congestion control, where the system lets us choose it: it does not take each lost packet for a full line."""
 CONNECT_S = 4.0
@@ -144,6 +145,8 @@ class DirectDialler:
         self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._carried: OrderedDict[PeerId, int] = OrderedDict()
+        """By p2pd, in calls each of which was worth no offer."""
         self._relayed: set[PeerId] = set()
         """Of those being asked, who is reached through a relay alone."""
         self._open: weakref.WeakSet[SealedSocket] = weakref.WeakSet()
@@ -160,6 +163,21 @@ class DirectDialler:
         self._asking[peer_id] = task
         task.add_done_callback(lambda _: self._asking.pop(peer_id, None))
         task.add_done_callback(lambda _: self._relayed.discard(peer_id))
+
+    def is_worth_it(self, peer_id: PeerId, num_bytes: int) -> bool:
+        """One call more brings so much to or from the peer by p2pd: whether all together are worth an offer.
+
+        A round over a slow line is made of short messages, and p2pd's one connection would carry all of them.
+        """
+        if num_bytes < WORTH_PUNCHING_BYTES or peer_id in self._known:
+            return False
+        carried = self._carried.pop(peer_id, 0) + num_bytes
+        if carried >= WORTH_BYTES:
+            return True
+        self._carried[peer_id] = carried
+        if len(self._carried) > _MOST_SESSIONS:
+            self._carried.popitem(last=False)
+        return False
 
     async def found_out(self, peer_id: PeerId, timeout_s: float) -> None:
         """Wait a moment until it is known how the peer is reached directly, if that is being found out."""

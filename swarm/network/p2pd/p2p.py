@@ -327,7 +327,7 @@ class P2PTransport:
     def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
         if self._settings.direct_port is None or self._is_punched(peer_id):
             return
-        if self._is_bulk(peer_id, num_bytes):
+        if self._is_bulk(peer_id, num_bytes) or self._direct.is_worth_it(peer_id, num_bytes):
             self._direct.consider(peer_id)
 
     async def _spare_relay(self, peer_id: PeerId) -> None:

@@ -8,19 +8,23 @@ import pytest
 from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round.averaging_round import AveragingRound, SayMissing, SendBallot, SendVote
+from swarm.core.round.averaging_round import AveragingRound, SayMissing, SendRoster, SendVote
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Lack, LeftOut, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.voting import Proof
+from swarm.identity.key import verify
 from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from tests.swarm.core.round.round_members import (
+    asked_result,
+    certified,
     facts_and_rounds,
+    fetched,
     has,
     led_roster,
     only,
-    promise_by,
     proof_by,
+    result_of,
     roster_of,
     signed,
 )
@@ -56,7 +60,7 @@ def asked(facts: RoundFacts, roster: Roster, earlier: Roster) -> Proposal:
     return Proposal.of_roster(roster, proof_by(facts, roster.view, bound=earlier.certificate))
 
 
-def test_reducers_say_whose_parts_do_not_come_and_the_leader_proposes_to_go_on_without() -> None:
+def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> None:
     facts, (leader, second, slow) = facts_and_rounds(3)
     roster = led_roster(leader)
     assert roster.num_lacks(slow.me) == 2
@@ -73,24 +77,55 @@ def test_reducers_say_whose_parts_do_not_come_and_the_leader_proposes_to_go_on_w
     said = only(out, SayMissing)
     assert [peer for peer, _ in said.given_up] == [slow.me]
     assert second.given_up == {slow.me}
-    assert not has(leader.on_missing(second.me, 0, said.missing, said.given_up, now=LATER_S), SendBallot)
+    assert not leader.on_missing(second.me, 0, said.missing, said.given_up, now=LATER_S), "one word is too few"
     forged = [(slow.me, bytes(64))]
     with pytest.raises(RemoteError) as caught:
         leader.on_missing(second.me, 0, said.missing, forged, now=LATER_S)
     assert caught.value.kind == "signature"
     own = lacks(roster, slow.me, [leader.me])
     out = leader.on_missing(leader.me, 0, [slow.me], [(slow.me, own[0].signature)], now=LATER_S)
-    view = leader.view
-    assert view > 0
-    for one in (second, slow):
-        promise = promise_by(facts, one.me, view, roster=roster.certificate)
-        out += leader.on_commit(one.me, view, contribution(one.me), promise, roster, None, now=LATER_S)
-    proposed = only(out, SendBallot).proposal
-    assert proposed.roster is not None
-    assert [one.peer_id for one in proposed.roster.left_out] == [slow.me]
-    assert {one.reducer for one in proposed.roster.left_out[0].said} == {leader.me, second.me}
-    assert has(second.on_ballot(leader.me, proposed, now=LATER_S), SendVote)
-    assert has(slow.on_ballot(leader.me, proposed, now=LATER_S), SendVote), "it knows as little as a witness"
+    sent = only(out, SendRoster)
+    smaller = sent.roster
+    assert set(sent.to) == {second.me, slow.me}
+    assert (smaller.view, smaller.revision) == (roster.view, roster.revision + 1)
+    assert [one.peer_id for one in smaller.left_out] == [slow.me]
+    assert {one.reducer for one in smaller.left_out[0].said} == {leader.me, second.me}
+    assert smaller.certificate == roster.certificate, "the words prove the rest: nobody votes once more"
+    second.on_roster(leader.me, smaller, now=LATER_S)
+    assert second.roster == leader.roster == smaller
+    with pytest.raises(RemoteError, match="not on the roster"):
+        second.expected_digest(0, slow.me)
+    result = result_of(facts, smaller)
+    second.on_ballot(leader.me, asked_result(facts, result), now=LATER_S)
+    assert has(fetched(second, result), SendVote)
+    facts.check_result(certified(facts, result), verify, certified=True)
+
+
+def test_what_was_certified_proves_only_what_comes_of_it_by_enough_words() -> None:
+    facts, (first, second, third, slow) = facts_and_rounds(4)
+    roster = roster_of(facts)
+    good = lacks(roster, slow.me, [first.me, third.me])
+    smaller = replace(without(roster, slow.me, good, leader=first, view=0), revision=1, certificate=roster.certificate)
+    cases = [
+        ("protocol", replace(smaller, left_out=(replace(smaller.left_out[0], said=good[:1]),))),
+        ("certificate", replace(smaller, left_out=())),
+        ("certificate", replace(smaller, joins=(PeerId("~stranger"),))),
+        ("certificate", replace(smaller, certificate=None)),
+    ]
+    for kind, made in cases:
+        with pytest.raises(RemoteError) as caught:
+            third.on_roster(first.me, signed(made), now=0.0)
+        assert caught.value.kind == kind, made
+        result = result_of(facts, signed(made))
+        proof = Proof((), roster.certificate)
+        with pytest.raises(RemoteError):
+            third.on_ballot(first.me, Proposal.of_result(result, 0, proof), now=0.0)
+    third.on_roster(first.me, signed(smaller), now=0.0)
+    assert third.roster == signed(smaller)
+    later = asked(facts, replace(signed(smaller), view=1, revision=0, leader=second.me), roster)
+    assert later.roster is not None
+    again = Proposal.of_roster(signed(later.roster), later.proof)
+    assert has(third.on_ballot(second.me, again, now=0.0), SendVote), "what is left out stays so in the next view"
 
 
 def test_nobody_is_left_out_by_fewer_words_by_its_own_or_by_none_that_are_signed() -> None:

@@ -16,7 +16,7 @@ from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.bulk import direct
-from swarm.network.bulk.direct import WORTH_BYTES, DirectListener, DirectOffer
+from swarm.network.bulk.direct import WORTH_BYTES, WORTH_PUNCHING_BYTES, DirectListener, DirectOffer
 from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
 from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.loop import new_event_loop
@@ -267,9 +267,8 @@ def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
     monkeypatch.setattr(direct, "WORTH_WAITING_S", 5.0)
 
     async def main() -> None:
-        for _ in range(3):
-            await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
-        two.a._consider_direct(two.b.peer_id, WORTH_BYTES - 1)
+        for _ in range(40):
+            await two.echo(b"x" * (WORTH_PUNCHING_BYTES - 1))
         assert not two.a._direct._asking
         assert await two.echo() == BULK
         assert two.a._direct.knows(two.b.peer_id)
@@ -283,6 +282,19 @@ def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
         assert await asyncio.gather(*(two.echo() for _ in range(6))) == [BULK] * 6
         assert await two.echo(b"") == b""
         assert not opened
+
+    two.run(main())
+
+
+def test_short_messages_that_are_bulk_together_go_directly_soon(two: Two) -> None:
+    async def main() -> None:
+        short = b"x" * (16 << 10)
+        for _ in range(len(range(0, WORTH_BYTES, 2 * len(short))) - 1):  # there and back
+            await two.echo(short)
+            assert not two.a._direct._asking
+        await two.echo(short)
+        await asyncio.gather(*two.a._direct._asking.values())
+        assert two.a._direct.knows(two.b.peer_id)
 
     two.run(main())
 
