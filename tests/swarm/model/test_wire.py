@@ -106,7 +106,7 @@ def test_at_the_ends_ids_cross_and_losses_do() -> None:
     last, flat = stage_of(settings, 2, PRETEND)
     weights, into = last.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     with counted() as copies:
-        _, _, loss = last.loss(weights, last.x(body), ids, ())
+        _, _, loss = last.loss(weights, last.x(body, b""), ids, ())
         grad_x = last.loss_backward(loss, into)
         assert grad_x is not None
         last.answered(grad_x)
