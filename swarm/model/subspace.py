@@ -244,7 +244,7 @@ def multiplied_out(
     assert subspace is not None, "an ordinary model has nothing to multiply out"
     flat = np.empty(whole.num_values, dtype=np.float32)
     for name, view in whole.views(flat).items():
-        values, out = torch.from_numpy(np.ascontiguousarray(tensors[name])), torch.from_numpy(view)
+        values, out = torch.from_numpy(np.array(tensors[name])), torch.from_numpy(view)
         if values.shape == out.shape:
             out.copy_(values)
         elif values.shape[0] != out.shape[0]:
