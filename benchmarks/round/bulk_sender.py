@@ -3,7 +3,8 @@
     python -m benchmarks.round.bulk_sender ADDRESS --way p2pd|direct --congestion NAME
 
 Says its peer id and addresses in a JSON line, then reads lines: the other's `{"peer_id", "addresses", "dials"}`, and
-for each transfer its `{"num_bytes"}`, after which it says `{"start", "stop", "small_s", "slowest_small_s"}`. Ends with its standard input.
+for each transfer its `{"num_bytes"}`, after which it says `{"start", "stop", "small_s", "slowest_small_s"}`. Ends
+with its standard input.
 """
 
 import asyncio
