@@ -36,8 +36,9 @@ test: install style
 	$(BIN)/python -m pytest -m 'not soak' --numprocesses auto --dist loadgroup $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat $(TYPES); test $$tests -eq 0 -a $$types -eq 0
 
+# Of tests with many cases some are drawn, and it says with which seed; ALL=1 runs all.
 soak: install
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)
+	$(BIN)/python -m pytest -m soak --timeout 3600 --numprocesses auto --dist loadgroup $(if $(ALL),--all-cases) $(TESTS)
 
 MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/peer/sim/test_mixed_devices.py \
          tests/peer/audit/test_newcomers.py
@@ -50,9 +51,10 @@ gpu: install
 bench: install
 	$(BIN)/python -m benchmarks.training_throughput
 
-# NAMES may name some of docs/results.json; `python -m benchmarks.results --help` has the rest.
+# Goes on where it was broken off. NAMES may name some of docs/results.json, AT_MOST=3 leaves out what takes longer than
+# 3 minutes; `python -m benchmarks.results --help` has the rest.
 results: install
-	$(BIN)/python -m benchmarks.results $(NAMES)
+	$(BIN)/python -m benchmarks.results $(if $(AT_MOST),--at-most $(AT_MOST)) $(NAMES)
 
 clean:
 	rm -rf $(VENV)

@@ -105,7 +105,7 @@ def _run_of_folder(run_dir: Path) -> WholeRun:
     weights = [*initial_weights(settings.model, settings.data.seed, None)]
     for stage, flat in enumerate(weights):
         layout = stage_layout(settings.model, stage)
-        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        optimizer = ExactOptimizer.of(settings.optimizer, layout)
         state = StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars))
         if state_digest(state) != settings.initial_state_digests[stage]:
             raise SettingsError(

@@ -5,8 +5,8 @@ decide the mathematics: token losses are summed and divided once by a step's tar
 weight decay is for tensors of two or more dimensions, the schedule goes by step.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from swarm.model.documents import Documents
 from swarm.model.families import whole_config
 from swarm.model.link import link_to
 from swarm.model.stack import stage_layout
+from swarm.optim.matrices import Matrices
 from verification.pipeline.headers import document_bounds
 
 
@@ -61,7 +62,12 @@ class WholeModel:
         self._clip_norms = [
             settings.optimizer.max_norm * (layout.num_values / num_all) ** 0.5 for layout in self._stages
         ]
-        self._optimizer = _optimizer(settings.optimizer, list(self.parameters.values()))
+        turned = {
+            layout.names[layout.offsets.index(one.start)]
+            for layout in self._stages
+            for one in Matrices.of(layout).places
+        }
+        self._optimizers = _optimizers(settings.optimizer, self.parameters, turned)
         self._loss_sum, self._num_tokens = 0.0, 0
 
     def add(self, batch: Batch) -> None:
@@ -91,15 +97,17 @@ class WholeModel:
             norms.append(norm)
             clipped.append(norm > clip_norm)
         rate = learning_rate(self.settings.optimizer, number)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         if self.settings.optimizer.name == "sgd":  # torch's SGD has no decoupled weight decay
             with torch.no_grad():
                 for parameter in self.parameters.values():
                     if parameter.ndim >= 2:
                         parameter.mul_(1.0 - rate * self.settings.optimizer.weight_decay)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         done = WholeStep(self._loss_sum / self._num_tokens, self._num_tokens, tuple(norms), tuple(clipped))
         self._loss_sum, self._num_tokens = 0.0, 0
         return done
@@ -138,14 +146,29 @@ def host_windows(settings: RunSettings, held_out: TokenFile, *, evaluate_tokens:
     return held_out_batches(settings, held_out, limit_tokens=count * each)
 
 
-def _optimizer(settings: OptimizerSettings, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizers(
+    settings: OptimizerSettings, named: Mapping[str, torch.nn.Parameter], turned: Collection[str]
+) -> list[torch.optim.Optimizer]:
+    """`turned`: what is Muon's, if that is the run's optimizer."""
+    rate, decay = settings.learning_rate, settings.weight_decay
     if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=settings.momentum)
+        return [torch.optim.SGD(named.values(), lr=rate, momentum=settings.momentum)]
+    if settings.name == "muon":
+        muon = torch.optim.Muon(
+            [parameter for name, parameter in named.items() if name in turned],
+            lr=rate,
+            weight_decay=decay,
+            momentum=settings.muon_momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        rest = {name: parameter for name, parameter in named.items() if name not in turned}
+        return [muon, *_optimizers(replace(settings, name="adamw"), rest, ())]
+    parameters = list(named.values())
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    betas, rate, epsilon = (settings.beta1, settings.beta2), settings.learning_rate, settings.epsilon
+    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
     if settings.correction == "nadamw":
-        return torch.optim.NAdam(groups, lr=rate, betas=betas, eps=epsilon, decoupled_weight_decay=True)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
+        return [torch.optim.NAdam(groups, lr=rate, betas=betas, eps=epsilon, decoupled_weight_decay=True)]
+    return [torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)]

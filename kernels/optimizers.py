@@ -63,6 +63,23 @@ def sgd(
     threads.over(weights.size, work, grain=_GRAIN)
 
 
+def nesterov(
+    gradient: NDArray[np.float32],
+    momentum: NDArray[np.float32],
+    out: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
+) -> None:
+    """Muon's momentum, mu * momentum + (1 - mu) * gradient, and in `out` what it turns: the same mean of the new one
+    and the gradient. `scalars` as of `adamw`, then mu and 1 - mu."""
+    threads.over(
+        out.size,
+        lambda start, stop: _nesterov(gradient[start:stop], momentum[start:stop], out[start:stop], scalars),
+        grain=_GRAIN,
+    )
+
+
 def extrapolate(
     new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD
 ) -> None:
@@ -137,6 +154,34 @@ def _sgd(
             speed = flushed(v[i] * momentum + g[i] * clip)
             v[i] = speed
             new[i] = flushed(w[i] * factor - speed * rate)
+
+
+@compiled
+def _nesterov(
+    gradient: NDArray[np.float32],
+    momentum: NDArray[np.float32],
+    out: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+) -> None:
+    clip, kept, rest = scalars[0], scalars[9], scalars[10]
+    for i in range(out.size):
+        slope = gradient[i] * clip
+        mean = flushed(momentum[i] * kept + slope * rest)
+        momentum[i] = mean
+        out[i] = flushed(mean * kept + slope * rest)
+
+
+@compiled
+def lessened(
+    weights: NDArray[np.float32],
+    update: NDArray[np.float32],
+    out: NDArray[np.float32],
+    keep: np.float32,
+    share: np.float32,
+) -> None:
+    """out = keep * weights - share * update. Once it has begun nothing ends it: it takes no memory and no thread."""
+    for i in range(out.size):
+        out[i] = flushed(weights[i] * keep - update[i] * share)
 
 
 @compiled

@@ -16,9 +16,10 @@ ADMIT = "admit"
 """{stage | None, chain_end} -> {stage, ticket, promotion | None, bans, quarantines, pardons, debts}: this peer's stage,
 and who is shut out or on probation again."""
 GENESIS = "genesis"
-"""{stage, ready, wait_s, amendments} -> {genesis | None, beside, to_version, begins, waits_for, amendments}: where the
-stage begins, once enough peers are ready, and where the stages before and after it do, for their founders are known by
-that; of which version its state was; whether nobody is known to have gone on from there; what is waited for, in words.
+"""{stage, ready, wait_s, amendments} -> {genesis | None, beside, to_version, begins, is_lost, waits_for, amendments}:
+where the stage begins, once enough peers are ready, and where the stages before and after it do, for their founders are
+known by that; of which version its state was; whether nobody is known to have gone on from there; whether nobody trains
+there any more, as far as the host knows; what is waited for, in words.
 `ready`: the caller has found nobody of its stage who trains. `amendments`: so many are known; to who knows fewer than
 are in force nothing but their number is said."""
 ENDING = "ending"
@@ -62,6 +63,8 @@ MAX_HOLDINGS = 64
 ROLLBACK = "rollback"
 """Host to peer: {genesis, beside, to_version} -> {}: the stages begin again, signed by the run key, from what they were
 at that version; `beside` as in GENESIS."""
+POST = "post"
+"""Host to peer: {posting} -> {}: signed by the run key; the peer is to serve another stage."""
 ANCHOR = "anchor"
 """{stage, version} -> {anchor}: the run key's word on a state of the stage, the latest up to the version."""
 STATE = "state"

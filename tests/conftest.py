@@ -1,6 +1,9 @@
 """How the tests are dealt out to workers, and fixtures that several test files share."""
 
 import os
+import random
+import secrets
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -32,9 +35,48 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     return ProcessesOneAtATime(config, log) if config.option.dist == "loadgroup" else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    drawing = parser.getgroup("drawing", "of tests marked drawn(N), N cases are run")
+    drawing.addoption("--draw-seed", type=int, help="Draw what was drawn with this seed, which is told at the end.")
+    drawing.addoption("--all-cases", action="store_true", help="Run all of them.")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """xdist writes a test's group behind its name, where the scheduler reads it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """The seed is chosen before workers are started: they are given it."""
+    if config.option.draw_seed is None:
+        config.option.draw_seed = secrets.randbelow(10**6)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.option.all_cases and config.option.markexpr == "soak":
+        terminalreporter.write_line(
+            f"of tests with many cases some are drawn: --draw-seed {config.option.draw_seed} draws the same, "
+            "--all-cases runs all"
+        )
+
+
+def drawn(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Those that are not run: of each test marked `drawn(N)` all cases but N."""
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        mark = item.get_closest_marker("drawn")
+        if mark is not None:
+            cases[item.nodeid.partition("[")[0], *mark.args].append(item)
+    left = set[pytest.Item]()
+    for (name, num), each in cases.items():
+        kept = random.Random(f"{seed}/{name}").sample(range(len(each)), min(num, len(each)))
+        left |= {item for index, item in enumerate(each) if index not in kept}
+    return left
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases are drawn, unless one is named. xdist writes a test's group behind its name, where its scheduler looks."""
+    if not config.option.all_cases and not any("::" in argument for argument in config.args):
+        left = drawn(items, config.option.draw_seed)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
     for item in items:
         if item.get_closest_marker("processes") is not None:
             item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))

@@ -166,7 +166,7 @@ def run_steps(simulated: SimulatedRun, steps: int) -> float:
 
 def _replica(settings: RunSettings, model: StageModel, flat: Floats, clip_norm: float) -> StageReplica:
     layout = model.layout
-    optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(settings.optimizer, layout)
     state = StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars))
     return StageReplica(settings, model, state, clip_norm=clip_norm)
 

@@ -10,7 +10,7 @@ Figures go to docs/results.json one by one, so it can be broken off: the same co
 import click
 
 from benchmarks.results.measuring import measure
-from benchmarks.results.record import ROOT, read_records
+from benchmarks.results.record import ROOT, minutes, read_records
 from benchmarks.results.staleness import stale
 from benchmarks.results.table import ENTRIES, write_readme
 from swarm.core.errors import LocalError
@@ -24,16 +24,17 @@ from swarm.core.errors import LocalError
 @click.option("--render", "only_render", is_flag=True, help="Write README's table from docs/results.json.")
 def main(names: tuple[str, ...], force: bool, at_most: float | None, only_stale: bool, only_render: bool) -> None:
     """Measure README's figures."""
+    records = read_records()
+    takes = {entry.name: minutes(entry, records.get(entry.name)) for entry in ENTRIES}
     chosen = [entry for entry in ENTRIES if not names or entry.name in names]
-    chosen = [entry for entry in chosen if at_most is None or entry.minutes <= at_most]
+    chosen = [entry for entry in chosen if at_most is None or takes[entry.name] <= at_most]
     try:
         if only_stale:
-            found = stale(chosen, read_records(), ROOT)
-            minutes = {entry.name: entry.minutes for entry in chosen}
-            for name, why in found.items():
-                click.echo(f"{name}: {why} (about {minutes[name]:g} min)")
-            total = sum(minutes[name] for name in found)
-            click.echo(f"{len(found)} of {len(chosen)} are older than their code: about {total:g} min")
+            found = stale(chosen, records, ROOT)
+            for name in sorted(found, key=lambda name: takes[name]):
+                click.echo(f"{name}: {found[name]} (about {takes[name]:g} min)")
+            total = sum(takes[name] for name in found)
+            click.echo(f"{len(found)} of {len(chosen)} are older than their code: about {total:.0f} min")
             return
         failed = [] if only_render else measure(chosen, force=force, say=lambda line: click.echo(line, err=True))
         write_readme(read_records())

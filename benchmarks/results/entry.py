@@ -53,9 +53,14 @@ class Entry:
     measures: tuple[str, ...]
     """Modules whose change, or that of anything they import, makes the figures old."""
     minutes: float
-    """That the commands take on two quiet cores."""
-    row: Row | None = None
-    """None: the figures are those of a page in docs."""
+    """That the commands take on two quiet cores, until they are measured."""
+    rows: tuple[Row, ...]
+    """What is told of it: one command's figures may be several lines."""
+
+    @property
+    def lines_given(self) -> tuple[str, ...]:
+        """The commands, as README shows them."""
+        return tuple(command.line for command in self.commands)
 
 
 def must(holds: object, words: str) -> None:

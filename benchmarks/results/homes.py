@@ -1,4 +1,4 @@
-"""Figures of home links: lines of 20 Mbit/s, lossy ones, routers that let nobody in, and what owners limit."""
+"""Figures of home links: lines of 20 Mbit/s, lossy ones, and routers that let nobody in."""
 
 import re
 from collections.abc import Sequence
@@ -25,36 +25,19 @@ def _nat(answers: Sequence[str]) -> Figures:
     return {"one_hidden_s": float(counted[0]), "two_hidden_s": float(counted[1])}
 
 
-def _limits(answers: Sequence[str]) -> Figures:
-    return {f"{row['limit']} {row['allowed']:g}": row["used"] / row["allowed"] for row in object_of(answers[0])}
-
-
-def _memory(answers: Sequence[str]) -> Figures:
-    shares = [row["held_share"] for row in object_of(answers[0])["rows"]]
-    return {"least_of_reckoned": min(shares), "most_of_reckoned": max(shares)}
-
-
-def _leave(answers: Sequence[str]) -> Figures:
-    return {f"{number}: {row['what']}": row["seconds"] for number, row in enumerate(object_of(answers[0]))}
-
-
-def _shared(answers: Sequence[str]) -> Figures:
-    found = object_of(answers[0])
-    return {**found["tokens_per_s"], "owner_slowdown": found["owner_slowdown"]}
-
-
 HOMES = (
     Entry(
         name="home links",
-        commands=(Command("python -m benchmarks.homes.links"),),
+        commands=(Command("python -m benchmarks.homes.links --codec int8 --codec topk"),),
         read=_links,
         measures=LINES,
-        minutes=9,
-        row=Row(
-            "emulated home links, 20 Mbit/s up; int8, int4, topk",
-            "{int8_uplink_percent:.0f}, {int4_uplink_percent:.0f} and {topk_uplink_percent:.0f} % of the uplink used "
-            "while a round moves bytes; {int8_of_plan:.2f}, {int4_of_plan:.2f} and {topk_of_plan:.2f} of the plan's "
-            "tokens/s ([table](docs/home_links.md))",
+        minutes=5,
+        rows=(
+            Row(
+                "emulated home links, 20 Mbit/s up; int8, topk",
+                "{int8_uplink_percent:.0f} and {topk_uplink_percent:.0f} % of the uplink used while a round moves "
+                "bytes; {int8_of_plan:.2f} and {topk_of_plan:.2f} of the plan's tokens/s ([more](docs/home_links.md))",
+            ),
         ),
     ),
     Entry(
@@ -63,21 +46,30 @@ HOMES = (
         read=_links,
         measures=LINES,
         minutes=3,
-        row=Row(
-            "the same with 80 ms and 1 % of packets lost, int8",
-            "{int8_uplink_percent:.0f} % of the uplink, {int8_of_plan:.2f} of the plan",
+        rows=(
+            Row(
+                "the same with 80 ms and 1 % of packets lost, int8",
+                "{int8_uplink_percent:.0f} % of the uplink, {int8_of_plan:.2f} of the plan",
+            ),
         ),
     ),
     Entry(
         name="lossy bulk",
-        commands=(Command("python -m benchmarks.homes.bulk --loss 0.01 --round-trip-ms 80"),),
+        commands=(
+            Command(
+                "python -m benchmarks.homes.bulk --loss 0.01 --round-trip-ms 80 --transfers 3 --way 'direct, bbr' "
+                "--way 'direct, cubic' --way 'p2pd, reno'"
+            ),
+        ),
         read=_bulk,
         measures=("benchmarks.homes.bulk", "benchmarks.round.bulk_sender", "benchmarks.homes.router"),
-        minutes=6,
-        row=Row(
-            "bulk alone on such a line",
-            "{direct_bbr:.2f} of it by direct streams under bbr, {direct_cubic:.2f} under cubic, {p2pd_reno:.2f} by "
-            "libp2p's one connection under reno",
+        minutes=3,
+        rows=(
+            Row(
+                "bulk alone on such a line",
+                "{direct_bbr:.2f} of it by direct streams under bbr, {direct_cubic:.2f} under cubic, {p2pd_reno:.2f} "
+                "by libp2p's one connection under reno",
+            ),
         ),
     ),
     Entry(
@@ -86,38 +78,12 @@ HOMES = (
         read=_nat,
         measures=("tests.benchmarks.homes.test_nat", *SWARM),
         minutes=4,
-        row=Row(
-            "a peer behind a router that lets nobody in",
-            "its first work counted {one_hidden_s:.1f} s after the host's start; of two such peers, through the host's "
-            "relay, {two_hidden_s:.1f} s",
+        rows=(
+            Row(
+                "a peer behind a router that lets nobody in",
+                "its first work counted {one_hidden_s:.1f} s after the host's start; of two such peers, through the "
+                "host's relay, {two_hidden_s:.1f} s",
+            ),
         ),
-    ),
-    Entry(
-        name="owner's limits",
-        commands=(Command("python -m benchmarks.owner.limits"),),
-        read=_limits,
-        measures=("benchmarks.owner.limits",),
-        minutes=2.5,
-    ),
-    Entry(
-        name="memory",
-        commands=(Command("python -m benchmarks.owner.memory"),),
-        read=_memory,
-        measures=("benchmarks.owner.memory", *SWARM),
-        minutes=12,
-    ),
-    Entry(
-        name="leaving",
-        commands=(Command("python -m benchmarks.owner.leave --times 2 --busy 2"),),
-        read=_leave,
-        measures=("benchmarks.owner.leave", *SWARM),
-        minutes=6,
-    ),
-    Entry(
-        name="shared machine",
-        commands=(Command("python -m benchmarks.owner.shared_machine"),),
-        read=_shared,
-        measures=("benchmarks.owner.shared_machine", *SWARM),
-        minutes=8,
     ),
 )

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.results.entry import ANSWER, Command, Entry
-from benchmarks.results.record import ROOT, Machine, Record, read_records, today, write_records
-from benchmarks.results.staleness import files_of, git, stale, uncommitted
+from benchmarks.results.reach import Sources
+from benchmarks.results.record import ROOT, Machine, Record, minutes, read_records, today, write_records
+from benchmarks.results.staleness import Code, git, stale, uncommitted
+from benchmarks.results.table import lines_of
 from swarm.core.errors import LocalError
 
 LEFT = ROOT / "results-out"
@@ -36,12 +39,13 @@ def program(line: str) -> list[str]:
 
 def measure(entries: Sequence[Entry], *, force: bool, say: Callable[[str], None]) -> list[str]:
     """Measure what is old, or all with `force`, and write it down each time; what failed, as lines."""
-    old = stale(entries, read_records(), ROOT)
+    records = read_records()
+    old = stale(entries, records, ROOT)
     waiting = [entry for entry in entries if force or entry.name in old]
     failed = []
     for number, entry in enumerate(waiting):
-        left = sum(one.minutes for one in waiting[number:])
-        say(f"{number + 1} of {len(waiting)}: {entry.name}, about {entry.minutes:g} min; {left:g} min left in all")
+        each = [minutes(one, records.get(one.name)) for one in waiting[number:]]
+        say(f"{number + 1} of {len(waiting)}: {entry.name}, about {each[0]:g} min; {sum(each):.1f} min left in all")
         try:
             record = measured(entry)
         except LocalError as error:
@@ -55,18 +59,26 @@ def measure(entries: Sequence[Entry], *, force: bool, say: Callable[[str], None]
 
 def measured(entry: Entry) -> Record:
     """The entry's commands, run to their end. Raises LocalError when one fails or its words do not hold."""
-    files = files_of(entry, ROOT)
-    if dirty := uncommitted(files, ROOT):
+    code = Code(entry, Sources(ROOT))
+    if dirty := uncommitted(code.files(), ROOT):
         raise LocalError(f"{dirty}: commit first, for figures are of a commit")
-    commit, of_code = (git(ROOT, "log", "-1", "--format=%h", *which) for which in ((), ("--", *files)))
+    commit, of_code = str(git(ROOT, "log", "-1", "--format=%h")), code.digest()
     folder = LEFT / f"{entry.name.replace(' ', '-')}-{of_code}"
     folder.mkdir(parents=True, exist_ok=True)
     machine, began = Machine.here(), time.monotonic()
     figures = entry.read([answer(command, folder) for command in entry.commands])
     seconds = round(time.monotonic() - began, 1)
     shutil.rmtree(folder)
-    lines = tuple(command.line for command in entry.commands)
-    return Record(figures=figures, commands=lines, commit=str(commit), date=today(), machine=machine, seconds=seconds)
+    record = Record(
+        figures=figures,
+        commands=entry.lines_given,
+        commit=commit,
+        date=today(),
+        machine=machine,
+        seconds=seconds,
+        code=of_code,
+    )
+    return replace(record, lines=lines_of(entry, record))
 
 
 def answer(command: Command, folder: Path) -> str:

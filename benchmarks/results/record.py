@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.results.entry import Figures
+from benchmarks.results.entry import Entry, Figures
 from swarm.disk.whole_file import whole_file
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,16 +46,28 @@ class Record:
     machine: Machine
     seconds: float | None
     """That the commands took; None where nobody wrote it down."""
+    code: str | None = None
+    """Digest of the code that was measured (`staleness.Code`), which outlives a commit; None as above."""
+    lines: tuple[str, ...] = ()
+    """Of README's table, as they were written then: they stand while the entry's commands are others than these."""
 
     @classmethod
     def of_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**{**value, "commands": tuple(value["commands"]), "machine": Machine(**value["machine"])})
+        listed = {name: tuple(value.get(name, ())) for name in ("commands", "lines")}
+        return cls(**{**value, **listed, "machine": Machine(**value["machine"])})
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
         value["machine"] = {name: one for name, one in value["machine"].items() if one is not None}
         value["figures"] = {name: float(f"{one:.6g}") for name, one in self.figures.items()}
         return value
+
+
+def minutes(entry: Entry, record: Record | None) -> float:
+    """That its commands take: what they took when they were measured, else what the entry supposes."""
+    if record is None or record.seconds is None or record.commands != entry.lines_given:
+        return entry.minutes
+    return round(record.seconds / 60, 1)
 
 
 def today() -> str:

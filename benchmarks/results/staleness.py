@@ -1,45 +1,70 @@
 """Which figures are older than the code they are of."""
 
-import ast
+import hashlib
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
 from benchmarks.results.entry import Entry
+from benchmarks.results.reach import Reach, Source, Sources, digest
 from benchmarks.results.record import Record
 
 NEVER = "never measured"
 
 
 def stale(entries: Iterable[Entry], records: Mapping[str, Record], root: Path) -> dict[str, str]:
-    """By name, why the figures are old: no code that they are of may have changed since their commit."""
-    found = {}
+    """By name, why the figures are old: other commands, or other code than that which was measured."""
+    found, sources = {}, Sources(root)
     for entry in entries:
-        record = records.get(entry.name)
-        why = NEVER if record is None else changed_since(record.commit, files_of(entry, root), root)
+        why = _why(entry, records.get(entry.name), sources)
         if why is not None:
             found[entry.name] = why
     return found
 
 
-def files_of(entry: Entry, root: Path) -> list[str]:
-    """What its figures are of, relative to the root: modules with all that they import, and files in its commands."""
-    modules = {path for module in entry.measures for path in _with_imports(module, root)}
-    words = [word for command in entry.commands for word in shlex.split(command.line)]
-    named = {word for word in words if "/" in word and (root / word).is_file()}
-    return sorted({path.relative_to(root).as_posix() for path in modules} | named)
+def _why(entry: Entry, record: Record | None, sources: Sources) -> str | None:
+    if record is None:
+        return NEVER
+    if record.commands != entry.lines_given:
+        return f"measured at {record.commit} with other commands"
+    code = Code(entry, sources)
+    if record.code == code.digest():
+        return None
+    if git(sources.root, "rev-parse", "--quiet", "--verify", f"{record.commit}^{{commit}}") is None:
+        return f"measured at {record.commit}, which this repository does not have, and other code now"
+    changed = next(code.changed_since(record.commit), None if record.code is None else "what it imports")
+    return None if changed is None else f"measured at {record.commit}, changed since: {changed}"
 
 
-def changed_since(commit: str, files: Iterable[str], root: Path) -> str | None:
-    """The newest change of any of the files since the commit; None if there is none."""
-    if git(root, "rev-parse", "--quiet", "--verify", f"{commit}^{{commit}}") is None:
-        return f"measured at {commit}, which this repository does not have"
-    newest = git(root, "log", "-1", "--format=%h of %as: %s", f"{commit}..HEAD", "--", *files)
-    if newest:
-        return f"measured at {commit}, changed by {newest}"
-    return uncommitted(files, root)
+class Code:
+    """What an entry's figures are of: definitions by their files, and files that commands name."""
+
+    def __init__(self, entry: Entry, sources: Sources) -> None:
+        self._sources, self._root = sources, sources.root
+        self._definitions = Reach(entry.measures, sources).definitions()
+        words = [word for command in entry.commands for word in shlex.split(command.line)]
+        self._named = sorted({self._root / word for word in words if "/" in word and (self._root / word).is_file()})
+
+    def files(self) -> list[str]:
+        """Relative to the root."""
+        return sorted({path.relative_to(self._root).as_posix() for path in (*self._definitions, *self._named)})
+
+    def digest(self) -> str:
+        """Another one when any of it is another, whichever commit it is of."""
+        named = [hashlib.sha256(path.read_bytes()).hexdigest() for path in self._named]
+        return hashlib.sha256(" ".join([digest(self._definitions, self._sources), *named]).encode()).hexdigest()[:16]
+
+    def changed_since(self, commit: str) -> Iterator[str]:
+        """Definitions, as `path: name`, and files of other content than at the commit, also if not committed."""
+        differing = set((git(self._root, "diff", "--name-only", "--no-renames", commit, "--") or "").splitlines())
+        yield from (name for path in self._named if (name := path.relative_to(self._root).as_posix()) in differing)
+        for path, names in sorted(self._definitions.items()):
+            where = path.relative_to(self._root).as_posix()
+            if where in differing:
+                before = Source.of(git(self._root, "show", f"{commit}:{where}") or "")
+                now = self._sources.at(path)
+                yield from (f"{where}: {one}" for one in sorted(names) if before.texts.get(one) != now.texts.get(one))
 
 
 def uncommitted(files: Iterable[str], root: Path) -> str | None:
@@ -52,37 +77,3 @@ def git(root: Path, *arguments: str) -> str | None:
     """What git answers; None if it fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-@cache
-def _with_imports(module: str, root: Path) -> frozenset[Path]:
-    """Files of the module and of all that it imports of this repository, also within functions."""
-    found: set[Path] = set()
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        for path in _files(name, root):
-            if path not in found:
-                found.add(path)
-                waiting += _imported(path)
-    return frozenset(found)
-
-
-def _files(module: str, root: Path) -> Iterator[Path]:
-    """The module's file, and those of the packages that it is in; none for what is no module here."""
-    parts = module.split(".")
-    for length in range(1, len(parts) + 1):
-        at = root.joinpath(*parts[:length])
-        yield from (path for path in (at / "__init__.py", at.with_name(f"{at.name}.py")) if path.is_file())
-
-
-@cache
-def _imported(path: Path) -> tuple[str, ...]:
-    """Names that may be modules."""
-    names = list[str]()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return tuple(names)

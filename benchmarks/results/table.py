@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.results.churn import CHURN
-from benchmarks.results.entry import Entry
+from benchmarks.results.entry import Entry, Row
 from benchmarks.results.fleets import FLEETS
 from benchmarks.results.homes import HOMES
 from benchmarks.results.record import ROOT, Record
@@ -20,19 +20,23 @@ BEGIN, END = "<!-- what `make results` writes begins -->", "<!-- and ends -->"
 BETWEEN = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
 ABOUT = (
     "The last column names the commit that was measured. `make results` measures all that is older than its code again;"
-    " `python -m benchmarks.results --stale` says what that is."
+    " `python -m benchmarks.results --stale` says what that is, and how long it takes. Where a row has few seeds or "
+    "cases, the page that it names has many, with the command for them."
 )
 
 
 def render(entries: Sequence[Entry], records: Mapping[str, Record]) -> str:
     """The table and what to know of it. Raises LocalError for a row without figures."""
-    rows = [entry for entry in entries if entry.row is not None]
-    if missing := [entry.name for entry in rows if entry.name not in records]:
+    if missing := [entry.name for entry in entries if entry.name not in records]:
         raise LocalError(f"not measured: {', '.join(missing)}; `python -m benchmarks.results NAME` does")
-    cores = {records[entry.name].machine.cores for entry in rows}
+    cores = {records[entry.name].machine.cores for entry in entries}
     machine = f"All on {cores.pop()} cores. " if len(cores) == 1 else ""
     lines = [f"{machine}{ABOUT}", "", "| what | measured | with | at |", "|---|---|---|---|"]
-    lines += [_line(entry, records[entry.name], with_cores=not machine) for entry in rows]
+    for entry in entries:
+        record = records[entry.name]
+        lines += (
+            lines_of(entry, record, with_cores=not machine) if record.commands == entry.lines_given else record.lines
+        )
     return "\n".join(lines)
 
 
@@ -47,10 +51,14 @@ def write_readme(records: Mapping[str, Record], path: Path = README) -> None:
     path.write_text(rendered_into(path.read_text(encoding="utf-8"), render(ENTRIES, records)), encoding="utf-8")
 
 
-def _line(entry: Entry, record: Record, *, with_cores: bool) -> str:
-    assert entry.row is not None
-    shown = entry.row.shown or ", ".join(f"`{command.line}`" for command in entry.commands)
+def lines_of(entry: Entry, record: Record, *, with_cores: bool = False) -> tuple[str, ...]:
+    """The entry's rows with the figures of what was measured with its commands."""
+    return tuple(_line(entry, row, record, with_cores=with_cores) for row in entry.rows)
+
+
+def _line(entry: Entry, row: Row, record: Record, *, with_cores: bool) -> str:
+    shown = row.shown or ", ".join(f"`{command.line}`" for command in entry.commands)
     day = date.fromisoformat(record.date)
     at = f"`{record.commit}`, {day.day} {day:%b %Y}" + (f", {record.machine.cores} cores" if with_cores else "")
-    words = (text.format(**record.figures) for text in (entry.row.what, entry.row.says))
+    words = (text.format(**record.figures) for text in (row.what, row.says))
     return f"| {' | '.join((*words, shown, at))} |"

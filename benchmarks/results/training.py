@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from benchmarks.results.entry import SWARM, Command, Entry, Figures, Row, must, object_of, passed
 
-DEMO = Command("make demo", "--report answer.json")
-
 
 def _demo(answers: Sequence[str]) -> Figures:
     report = object_of(answers[0])
@@ -13,16 +11,13 @@ def _demo(answers: Sequence[str]) -> Figures:
     must(loss["end"] < loss["bigram"], "the loss ends below a bigram's")
     must(all(len(set(ends.values())) == 1 for ends in report["state_digests"].values()), "replicas are equal")
     must(sum(peer["killed_at"] is not None for peer in report["peers"]) == 1, "one peer is killed")
+    single = object_of(answers[1])["held_out_loss"]
     return {
         "million_tokens": report["tokens"] / 1e6,
         "seconds": report["wall_seconds"],
         **{f"loss_{name}": loss[name] for name in ("start", "end", "bigram")},
+        **{"loss_single": single, "swarm_over_single": loss["end"] / single},
     }
-
-
-def _single(answers: Sequence[str]) -> Figures:
-    loss = object_of(answers[1])["held_out_loss"]
-    return {"loss": loss, "swarm_over_it": object_of(answers[0])["held_out_loss"]["end"] / loss}
 
 
 def _throughput(answers: Sequence[str]) -> Figures:
@@ -56,33 +51,28 @@ def _codecs(answers: Sequence[str]) -> Figures:
     return {case.replace(" ", "_"): 100 * (rows[case] - 1) for case in cases}
 
 
-def _kernels(answers: Sequence[str]) -> Figures:
-    return {what: goal["measured"] for what, goal in object_of(answers[0])["goals"].items()}
-
-
 TRAINING = (
     Entry(
         name="demo",
-        commands=(DEMO,),
-        read=_demo,
-        measures=("bootstrap.demo.command", "bootstrap.demo.run", "bootstrap.demo.closing", *SWARM),
-        minutes=1.5,
-        row=Row(
-            "the demo: 4 peers, one killed, {million_tokens:.2f} M tokens",
-            "{seconds:.0f} s in all; held-out loss {loss_start:.2f} -> {loss_end:.2f} nats a byte, below a byte "
-            "bigram's {loss_bigram:.2f}; replicas equal to the last bit",
+        commands=(
+            Command("make demo", "--report answer.json"),
+            Command("python -m benchmarks.single_process --newest-demo"),
         ),
-    ),
-    Entry(
-        name="single process",
-        commands=(DEMO, Command("python -m benchmarks.single_process --newest-demo")),
-        read=_single,
-        measures=("benchmarks.single_process", "bootstrap.demo.run", *SWARM),
-        minutes=4,
-        row=Row(
-            "one process on the same tokens",
-            "{loss:.2f}: the swarm ends at {swarm_over_it:.2f} of it",
-            "`python -m benchmarks.single_process --newest-demo`, after `make demo`",
+        read=_demo,
+        measures=("bootstrap.demo.command", "benchmarks.single_process", *SWARM),
+        minutes=3.5,
+        rows=(
+            Row(
+                "the demo: 4 peers, one killed, {million_tokens:.2f} M tokens",
+                "{seconds:.0f} s in all; held-out loss {loss_start:.2f} -> {loss_end:.2f} nats a byte, below a byte "
+                "bigram's {loss_bigram:.2f}; replicas equal to the last bit",
+                "`make demo`",
+            ),
+            Row(
+                "one process on the same tokens",
+                "{loss_single:.2f}: the swarm ends at {swarm_over_single:.2f} of it",
+                "`python -m benchmarks.single_process --newest-demo`, after `make demo`",
+            ),
         ),
     ),
     Entry(
@@ -91,9 +81,11 @@ TRAINING = (
         read=passed,
         measures=("tests.peer.round.test_equivalence",),
         minutes=1,
-        row=Row(
-            "exact codecs against plain PyTorch, 20 steps of AdamW and SGD",
-            "gradients within 1e-5, weights and loss within 1e-4",
+        rows=(
+            Row(
+                "exact codecs against plain PyTorch, 20 steps of AdamW and SGD",
+                "gradients within 1e-5, weights and loss within 1e-4",
+            ),
         ),
     ),
     Entry(
@@ -102,53 +94,61 @@ TRAINING = (
         read=_throughput,
         measures=("benchmarks.training_throughput", "benchmarks.single_process", *SWARM),
         minutes=4,
-        row=Row(
-            "2 peers with default settings against one process of 2 threads, 22.8 M parameters",
-            "{ratio:.2f} times its tokens/s (median of {pairs:.0f} pairs, {least:.2f} to {most:.2f}), int8, one step's "
-            "delay",
+        rows=(
+            Row(
+                "2 peers with default settings against one process of 2 threads, 22.8 M parameters",
+                "{ratio:.2f} times its tokens/s (median of {pairs:.0f} pairs, {least:.2f} to {most:.2f}), int8, one "
+                "step's delay",
+            ),
         ),
     ),
     Entry(
         name="stale share",
-        commands=(Command("python -m benchmarks.round.stale_share"),),
+        commands=(Command("python -m benchmarks.round.stale_share --quarter"),),
         read=_stale,
         measures=("benchmarks.round.stale_share",),
-        minutes=12,
-        row=Row(
-            "a quarter of each step stale, NAdamW",
-            "{percent_over_synchronous:.1f} % above synchronous NAdamW, below plain AdamW",
+        minutes=5,
+        rows=(
+            Row(
+                "a quarter of each step stale, NAdamW, 2 seeds",
+                "{percent_over_synchronous:+.1f} % against synchronous NAdamW, below plain AdamW "
+                "([other shares](docs/delayed_updates.md))",
+            ),
         ),
     ),
     Entry(
         name="averaging",
-        commands=(Command("python -m benchmarks.round.averaging"),),
+        commands=(
+            Command(
+                "python -m benchmarks.round.averaging --ours int8 "
+                "--hivemind UNIFORM_8BIT,QUANTILE_8BIT,BLOCKWISE_8BIT --passes 2"
+            ),
+        ),
         read=_averaging,
         measures=("benchmarks.round.averaging", "benchmarks.round.averaging_ours"),
-        minutes=8,
-        row=Row(
-            "a round of 25 M values among 3 peers, int8, encrypted, replicas equal",
-            "{seconds:.3f} s; hivemind's fastest 8-bit codec {hivemind_seconds:.2f} s with "
-            "{hivemind_error_over_ours:.1f} times the error, gloo {gloo_seconds:.2f} s in the clear "
-            "([table](docs/averaging.md))",
+        minutes=2.5,
+        rows=(
+            Row(
+                "a round of 25 M values among 3 peers, int8, encrypted, replicas equal",
+                "{seconds:.3f} s; hivemind's fastest 8-bit codec {hivemind_seconds:.2f} s with "
+                "{hivemind_error_over_ours:.1f} times the error, gloo {gloo_seconds:.2f} s in the clear "
+                "([all codecs](docs/averaging.md))",
+            ),
         ),
     ),
     Entry(
         name="codecs",
-        commands=(Command("python -m benchmarks.round.codecs_in_training"),),
+        commands=(Command("python -m benchmarks.round.codecs_in_training --seeds 1 --tokens 76800"),),
         read=_codecs,
         measures=("benchmarks.round.codecs_in_training",),
-        minutes=25,
-        row=Row(
-            "held-out loss over fp32's at equal tokens, 3 seeds",
-            "averaging int8 {averaging_int8:+.2f} %, int4 {averaging_int4:+.1f} %, topk {averaging_topk:+.1f} %; "
-            "activations int8 {activations_int8:+.2f} %, int4 {activations_int4:+.1f} % ([table](docs/codecs.md))",
+        minutes=4.5,
+        rows=(
+            Row(
+                "held-out loss over fp32's at equal tokens, 76,800 of them, 1 seed",
+                "averaging int8 {averaging_int8:+.2f} %, int4 {averaging_int4:+.1f} %, topk {averaging_topk:+.1f} %; "
+                "activations int8 {activations_int8:+.2f} %, int4 {activations_int4:+.1f} % ([3 "
+                "seeds](docs/codecs.md))",
+            ),
         ),
-    ),
-    Entry(
-        name="kernels",
-        commands=(Command("python -m benchmarks.kernels"),),
-        read=_kernels,
-        measures=("benchmarks.kernels",),
-        minutes=2,
     ),
 )

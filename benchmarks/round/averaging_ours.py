@@ -250,6 +250,7 @@ class OurPeer:
             signing_log=SigningLog(self._folder / f"signed-{name}.log"),
             vote_log=VoteLog(self._folder / f"voted-{name}.log"),
             neighbours=set,
+            is_closed_before=lambda step: False,
             charges=tuple,
             chance=self._chance,
             drawn=drawn_papers(self._transport, settings),

@@ -33,6 +33,8 @@ from swarm.local.compute_pools import bound_pools
 Correction = Literal["none", "nadamw", "extrapolate"]
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 SHARES = (0.0, 0.25, 0.5, 1.0)
+QUARTER = 0.25
+"""The share that is judged."""
 SMOKE_TOKENS = 512
 BAR = 1.03
 """The best correction at a quarter stale against the synchronous run."""
@@ -91,7 +93,7 @@ def train(
     settings = replace(run.settings, optimizer=optimizer_settings)
     model = StageModel(settings.model, 0)
     layout = model.layout
-    optimizer = ExactOptimizer(optimizer_settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(optimizer_settings, layout)
     reader = BatchReader(settings, run.train)
     gradient = GradientSum(layout.num_values)
 
@@ -154,7 +156,7 @@ def _by_correction(outcomes: Sequence[Outcome], *, steps: int, stale_share: floa
     return {correction: statistics.mean(losses) for correction, losses in found.items()}
 
 
-def tables(outcomes: Sequence[Outcome], *, steps: int) -> dict[str, Any]:
+def tables(outcomes: Sequence[Outcome], shares: Sequence[float], *, steps: int) -> dict[str, Any]:
     """Held-out losses by stale share, at equal tokens and at equal seconds.
 
     Delayed and synchronous runs are compared by the best each can do, with whichever optimizer.
@@ -162,7 +164,7 @@ def tables(outcomes: Sequence[Outcome], *, steps: int) -> dict[str, Any]:
     compute_s = statistics.median(outcome.compute_s for outcome in outcomes)
     synchronous = min(_by_correction(outcomes, steps=steps, stale_share=0.0).values())
     rows: list[dict[str, Any]] = []
-    for share in SHARES:
+    for share in shares:
         losses = _by_correction(outcomes, steps=steps, stale_share=share)
         best = min(losses, key=lambda name: losses[name])
         fewer = _steps_in_equal_time(steps, share)
@@ -178,7 +180,7 @@ def tables(outcomes: Sequence[Outcome], *, steps: int) -> dict[str, Any]:
                 "synchronous_in_equal_seconds": _by_correction(outcomes, steps=fewer, stale_share=0.0),
             }
         )
-    quarter: float = next(row["best_over_synchronous"] for row in rows if row["stale_share"] == 0.25)
+    quarter: float = next(row["best_over_synchronous"] for row in rows if row["stale_share"] == QUARTER)
     return {
         "rows": rows,
         "step_compute_s": compute_s,
@@ -223,6 +225,7 @@ def _show(found: dict[str, Any]) -> None:
 )
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=32768, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--quarter", is_flag=True, help="Only nothing stale, and a quarter.")
 @click.option("--smoke", is_flag=True, help="Two small steps of each: does it run?")
 @click.option("--json", "as_json", is_flag=True)
 def main(
@@ -234,6 +237,7 @@ def main(
     sync_steps: int,
     evaluate_tokens: int,
     threads: int,
+    quarter: bool,
     smoke: bool,
     as_json: bool,
 ) -> None:
@@ -241,7 +245,7 @@ def main(
     bound_pools(threads)  # before torch is first imported
     if smoke:
         seeds, tokens, batch_tokens, sync_steps, evaluate_tokens = 1, 2 * SMOKE_TOKENS, SMOKE_TOKENS, 0, SMOKE_TOKENS
-    steps = max(1, tokens // batch_tokens)
+    steps, shares = max(1, tokens // batch_tokens), (0.0, QUARTER) if quarter else SHARES
     outcomes = []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(seeds):
@@ -250,7 +254,7 @@ def main(
                 MANIFEST.format(preset=preset, seed=seed, batch_tokens=batch_tokens, learning_rate=learning_rate)
             )
             run = load_run(manifest_path=manifest, run_dir=None, scratch=Path(scratch))
-            for share, correction, length in _plan(steps):
+            for share, correction, length in _plan(steps, shares):
                 outcome = train(
                     run,
                     steps=length,
@@ -262,24 +266,24 @@ def main(
                 )
                 outcomes.append(outcome)
                 click.echo(json.dumps(asdict(outcome)), err=True)
-    found = tables(outcomes, steps=steps)
+    found = tables(outcomes, shares, steps=steps)
     if as_json:
         click.echo(json.dumps({**found, "outcomes": [asdict(outcome) for outcome in outcomes]}))
     else:
         _show(found)
 
 
-def _plan(steps: int) -> list[tuple[float, Correction, int]]:
+def _plan(steps: int, shares: Sequence[float]) -> list[tuple[float, Correction, int]]:
     """Stale share, correction and steps of every run of one seed."""
     delayed: list[tuple[float, Correction, int]] = [
         (share, correction, steps)
-        for share in SHARES
+        for share in shares
         for correction in CORRECTIONS
         if share or correction != "extrapolate"  # with nothing stale, nothing is extrapolated
     ]
     shorter: list[tuple[float, Correction, int]] = [
         (0.0, correction, _steps_in_equal_time(steps, share))
-        for share in SHARES
+        for share in shares
         if share
         for correction in CORRECTIONS[:2]
     ]

@@ -156,11 +156,22 @@ def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 @click.command()
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Keep pieces here, and go on from them.")
 @click.option("--stop-after", type=click.FloatRange(min=0), help="Seconds after which no new piece is begun.")
+@click.option("--wire", "wires", multiple=True, type=click.Choice(WIRES), help="[default: all]")
+@click.option("--scene", "names", multiple=True, type=click.Choice([*QUIET]), help="[default: all]")
+@click.option("--audited-steps", type=click.IntRange(min=3), default=AUDITED_STEPS, show_default=True)
 @click.option("--smoke", is_flag=True, help="Two peers of a stage, for a few steps: does it run?")
 @click.option("--json", "as_json", is_flag=True)
-def main(keep: Path | None, stop_after: float | None, smoke: bool, as_json: bool) -> None:
+def main(
+    keep: Path | None,
+    stop_after: float | None,
+    wires: tuple[str, ...],
+    names: tuple[str, ...],
+    audited_steps: int,
+    smoke: bool,
+    as_json: bool,
+) -> None:
     """Audits of honest work in a mixed swarm."""
-    scenes = [Scene(wire, name) for wire in WIRES for name in QUIET]
+    scenes = [Scene(wire, name, audited_steps=audited_steps) for wire in wires or WIRES for name in names or QUIET]
     kinds = MACHINES
     if smoke:
         kinds = MACHINES[:1]
@@ -170,14 +181,14 @@ def main(keep: Path | None, stop_after: float | None, smoke: bool, as_json: bool
         for scene in scenes:
             audited, silent = (
                 pieces.get(
-                    f"{scene.wire}/{scene.name}/{'audited' if one else 'silent'}",
+                    f"{scene.wire}/{scene.name}/{scene.steps}/{'audited' if one else 'silent'}",
                     partial(run, scene, started, audited=one),
                 )
                 for one in (True, False)
             )
             rows.append(beside(scene, audited, silent))
-    wires = dict.fromkeys(scene.wire for scene in scenes)
-    totals = {wire: total([row for row in rows if row["wire"] == wire]) for wire in wires}
+    run_on = dict.fromkeys(scene.wire for scene in scenes)
+    totals = {wire: total([row for row in rows if row["wire"] == wire]) for wire in run_on}
     everything = total(rows)
     if as_json:
         goals = {"audits": AUDITS_GOAL, "share": SHARE_GOAL}

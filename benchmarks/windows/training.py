@@ -130,7 +130,7 @@ Ids = Callable[[int, int], list[MicrobatchId]]
 
 def _synchronous(model: WholeModel, settings: RunSettings, weights: Floats, members: int, ids: Ids) -> Floats:
     chosen, layout = settings.optimizer, model.layout
-    optimizer = ExactOptimizer(chosen, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(chosen, layout)
     for step in range(chosen.total_steps):
         gradient = model.mean_gradient(weights, [one for member in range(members) for one in ids(step, member)])
         out = np.empty_like(weights)
@@ -218,7 +218,7 @@ class _Overlapping:
     def _optimizer(self, state: StageState) -> ExactOptimizer:
         layout, carried = self._layout, Carried.of(state)
         assert carried is not None
-        found = ExactOptimizer(self._settings.inner, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        found = ExactOptimizer.of(self._settings.inner, layout)
         self._moments.load(carried, found)
         return found
 

@@ -74,7 +74,7 @@ from verification.audit.verdicts import (
     jury_of,
 )
 from verification.kinds.bias import Bias
-from verification.kinds.mismatch import charge_of
+from verification.kinds.mismatch import MISMATCHES, charge_of
 from verification.kinds.step_fraud import StepFraud
 from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 KEPT_ANCHORS = 6
 MAX_WAITING = 32
 """Accusations on disk that are not judged yet, one of an accuser; whoever brings one more is asked to come again."""
+WITH_A_PAST = (*MISMATCHES, Bias.KIND, StepFraud.KIND)
+"""Kinds of evidence that rest on one, which names the amendments that it is under."""
 MAX_PLEADING = 8
 """Accused who are asked at a time to do their work again."""
 TELL_S = 5.0
@@ -276,6 +278,16 @@ class Justice:
         """Whether the peer ever was past its probation; in a run without one, whether it has founded a stage."""
         return peer in self.table.founders or (self._run.settings.has_probation and self.table.was_member(peer))
 
+    def is_bound(self, peer: PeerId) -> bool:
+        """Whether the peer was let in by strangers, and so has its stage of the run key: members among friends, and who
+        has yet to be examined, go where they like."""
+        return self._run.settings.has_probation and self.table.was_member(peer)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the stages have begun, in a run of strangers."""
+        return self._run.settings.has_probation and bool(self.table.founders)
+
     def forget(self, peer: PeerId) -> None:
         """It was admitted, and has done nothing."""
         self._tickets.pop(peer, None)
@@ -400,7 +412,8 @@ class Justice:
         evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.run_id != self._run.run_id:
             raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
-        if not evidence.run.could_be_of(int(evidence.version), self._run.signed):
+        shows_era = evidence.kind in WITH_A_PAST
+        if not evidence.run.could_be_of(int(evidence.version), self._run.signed, shows_era=shows_era):
             given = len(evidence.run.amendments)
             raise RemoteError("evidence", f"{given} amendments were not in force at version {evidence.version}", sender)
         if evidence.accused in self.bans:
@@ -449,7 +462,10 @@ class Justice:
     async def _dismissing(self, accuser: PeerId, path: Path, judging: Coroutine[Any, Any, None]) -> None:
         try:
             await judging
-        except (RemoteError, LocalError) as error:
+        except Exception as error:
+            # Evidence is a stranger's: a case that the judge breaks on costs that case, and not the host.
+            if not isinstance(error, RemoteError | LocalError):
+                log.exception("the judge breaks on %s", path)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
 
@@ -517,10 +533,13 @@ class Justice:
             self._pleading.discard(evidence.accused)
         if is_fault:
             self._fault(evidence)
-        elif evidence.accused not in self.bans:
+        else:
             self._ban(accuser, evidence, path, reason)
 
     def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+        if evidence.accused in self.bans:  # while this case was replayed, a hearing of another one ended
+            path.unlink(missing_ok=True)
+            return
         ban = Ban(
             self._run.run_id,
             evidence.accused,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bootstrap.audit.justice import Justice
+from bootstrap.directory.postings import Postings
 from bootstrap.directory.vouchers import refusal, voucher_digest
 from bootstrap.owner.progress import PeerFigures, RunProgress
 from bootstrap.program.books import Books
@@ -54,6 +55,7 @@ class Admission:
         books: Books,
         progress: RunProgress,
         justice: Justice,
+        postings: Postings,
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
         self.policy = policy
@@ -62,11 +64,13 @@ class Admission:
         self._books = books
         self._progress = progress
         self._justice = justice
+        self._postings = postings
         self._emit = emit
 
     def admit(self, peer: PeerId, wish: int | None, chain_end: bytes, voucher: str) -> Ticket:
         """The peer's ticket, for the stage it wishes or the one that has fewest. Whoever calls knows who the peer is.
 
+        In a run of strangers a member has its stage, or the one that it is posted to: nobody goes where he likes.
         Raises RemoteError for a peer that is not admitted.
         """
         self._books.catch_up(self._ledger)  # verdicts and vouchers are written elsewhere
@@ -78,6 +82,9 @@ class Admission:
         shown = None if held is not None else self._check(peer, voucher)
         if wish is None:
             wish = held.stage if held is not None and held.stage is not None else self._fewest()
+        if held is not None and held.stage not in (None, wish) and self._justice.is_bound(peer):
+            posted = self._postings.target_of(peer)
+            wish = wish if wish == posted else held.stage
         ticket = self._justice.admit(peer, StageIndex(wish), chain_end)
         now = time.time()
         self._progress.peers[peer] = PeerFigures(wish, now, now)
@@ -123,4 +130,6 @@ class Admission:
 
     def _fewest(self) -> int:
         counts = [len(self._progress.present(stage=stage)) for stage in range(self._num_stages)]
+        if self._justice.has_members:  # where nobody is, nobody examines a newcomer
+            counts = [count or MAX_IDENTITIES for count in counts]
         return counts.index(min(counts))

@@ -223,6 +223,8 @@ class _Shown:
                 click.echo(f"stages continue from version {to}{as_another}; {lost}")
             case {"event": "paused", "stage": stage, "version": version}:
                 click.echo(f"everybody of stage {stage} has left, at version {version}: the run waits for them")
+            case {"event": "posted", "peer_id": peer, "from": source, "stage": stage, "reason": reason}:
+                click.echo(f"{peer[-8:]} is posted from stage {source} to stage {stage}: {reason}")
             case {"event": "handed_over", "stage": stage, "version": version}:
                 click.echo(f"the last peer of stage {stage} has left its state of version {version} here")
             case {"event": "over", "checkpoint": checkpoint, "held_out_loss": loss, "invite": invite}:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.directory.admission import Admission, AdmissionPolicy
+from bootstrap.directory.postings import Postings
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.owner.trouble import Notice, Trouble
@@ -34,6 +35,7 @@ from bootstrap.state.coming_back import ComingBack
 from bootstrap.state.evaluation import Evaluation
 from bootstrap.state.going_on import GoingOn
 from bootstrap.state.lineage import lineage_of
+from bootstrap.state.refilling import Refilling
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.certified_gradient import certified_norm
@@ -171,6 +173,7 @@ class Host:
         self.vouchers = Vouchers(ledger, self._books)
         beacon = HostBeacon(self._chains, self._followed)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
+        self._postings = Postings(run, self._transport, self.progress, self._followed, emit)
         self.admission = Admission(
             settings.admission,
             run.settings.model.num_stages,
@@ -178,6 +181,7 @@ class Host:
             self._books,
             self.progress,
             self.justice,
+            self._postings,
             emit,
         )
         vote_log = VoteLog(run.folder.root / "voted.log")
@@ -242,7 +246,13 @@ class Host:
         )
         self.amending = Amending(host=host, is_over=lambda: self.is_over)
         archived = ArchivedStates(run)
-        self._coming_back = ComingBack(host=host, going_on=GoingOn(host, archived, self._begin_anew), archived=archived)
+        self._coming_back = ComingBack(
+            host=host,
+            going_on=GoingOn(host, archived, self._begin_anew),
+            archived=archived,
+            postings=self._postings,
+            refilling=Refilling(host=host, postings=self._postings),
+        )
         self.rolling_back = RollingBack(
             run=run,
             transport=self._transport,
@@ -329,6 +339,7 @@ class Host:
             asyncio.ensure_future(self._keep_up()),
             asyncio.ensure_future(self.rolling_back.serve()),
             asyncio.ensure_future(self._coming_back.run_for_ever()),
+            asyncio.ensure_future(self._postings.run_for_ever()),
             asyncio.ensure_future(self.amending.run()),
         }
         try:

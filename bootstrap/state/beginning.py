@@ -98,6 +98,8 @@ class Beginning:
         self.stages = [stage_start(stage, state) for stage, state in enumerate(run.states)]
         self.waiting: list[dict[PeerId, float]] = [{} for _ in run.states]
         """Of each stage that has begun: who has found nobody of it who trains, and when it last said so."""
+        self.lost: frozenset[int] = frozenset()
+        """Stages of which nobody trains any more, as far as is known: whoever comes there waits here."""
         self.words: list[str] = [""] * len(run.states)
         """What those wait for, said by whoever looks after them."""
         self._told: dict[PeerId, int] = {}
@@ -137,7 +139,8 @@ class Beginning:
     async def _on_genesis(self, sender: PeerId, request: Message) -> Message:
         fields, amendments = Fields("genesis request", request.meta), len(self._run.signed.amendments)
         if fields.integer("amendments") < amendments:
-            return _answered(None, (), 0, begins=False, waits_for="the run was amended", amendments=amendments)
+            said = "the run was amended"
+            return _answered(None, (), 0, begins=False, is_lost=False, waits_for=said, amendments=amendments)
         stage = fields.integer("stage", high=len(self.stages) - 1)
         ready, wait_s = fields.boolean("ready"), min(fields.number("wait_s"), LONGEST_GENESIS_WAIT_S)
         if self._stage_of(sender) != stage:
@@ -150,13 +153,19 @@ class Beginning:
         if ready and (self._genesis is None or sender in self.waiting[stage]):
             await happened(self.again, within_s=wait_s)
         if self._genesis is None:
-            return _answered(None, (), 0, begins=False, waits_for=self._who_is_missing(), amendments=amendments)
+            said = self._who_is_missing()
+            return _answered(None, (), 0, begins=False, is_lost=False, waits_for=said, amendments=amendments)
         self._told[sender] = self._genesis[stage].era
         beside = [one for one in self._genesis if abs(one.stage - stage) == 1]
         words = self.words[stage] if sender in self.waiting[stage] else ""
-        begins = not self._has_gone_on(stage)
         return _answered(
-            self._genesis[stage], beside, self._to_version, begins=begins, waits_for=words, amendments=amendments
+            self._genesis[stage],
+            beside,
+            self._to_version,
+            begins=not self._has_gone_on(stage),
+            is_lost=stage in self.lost,
+            waits_for=words,
+            amendments=amendments,
         )
 
     def _who_is_missing(self) -> str:
@@ -198,6 +207,7 @@ class Beginning:
         """The stages begin by these: whoever waits is told."""
         self._genesis, self._to_version = geneses, to_version
         self._era = geneses[0].era
+        self.lost = frozenset()
         for waiting in self.waiting:
             waiting.clear()
         self.words = [""] * len(self.words)
@@ -258,6 +268,7 @@ def _answered(
     to_version: int,
     *,
     begins: bool,
+    is_lost: bool,
     waits_for: str,
     amendments: int,
 ) -> Message:
@@ -267,6 +278,7 @@ def _answered(
             "beside": [one.to_value() for one in beside],
             "to_version": to_version,
             "begins": begins,
+            "is_lost": is_lost,
             "waits_for": waits_for,
             "amendments": amendments,
         }

@@ -1,7 +1,8 @@
 """Who comes back to a run whose peers had all left, or all those of a stage: who is there, and who is waited for.
 
 Whoever comes back and finds nobody of its stage who trains waits at the host. When enough of each stage that was lost
-are there, the run goes on from the newest state that is held together (`bootstrap.state.going_on`).
+are there, the run goes on from the newest state that is held together (`bootstrap.state.going_on`). Where they do not
+come back, members of other stages are posted there (`bootstrap.state.refilling`).
 """
 
 import asyncio
@@ -11,11 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bootstrap.directory.postings import Postings
 from bootstrap.program.host_context import HostContext
 from bootstrap.round.asking import of_each
 from bootstrap.state.archived_states import ArchivedStates
 from bootstrap.state.beginning import GENESIS_POLL_S
 from bootstrap.state.going_on import GoingOn
+from bootstrap.state.refilling import Refilling
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
@@ -27,6 +30,8 @@ from swarm.network.transport import Message, Transport
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+LOOK_WHERE_QUIET_S = 5.0
+"""Between two looks at who is there where nobody waits, and no stage has made a version for a while."""
 CALL_S = 3.0
 SILENT_S, SILENT_AFTER_START_S = 10.0, 20.0
 """A member that has not answered for so long, and for a lease, is not waited for; longer where this host has only just
@@ -45,6 +50,8 @@ class ComingBack:
     going_on: GoingOn
     archived: ArchivedStates
     """Where what is handed over is kept."""
+    postings: Postings
+    refilling: Refilling
     is_told_to_go_on: bool = False
     """The owner has said that nobody more is waited for."""
     _started_at: float = field(default_factory=time.monotonic)
@@ -59,6 +66,10 @@ class ComingBack:
     """How many peers of which stages are waited for."""
     waits_for: str = ""
     """The same in words; empty while the run goes on."""
+    _made: list[tuple[int, int]] = field(default_factory=list)
+    """The era and the version of each stage at the last look; `_quiet_since` they are these."""
+    _quiet_since: float = field(default_factory=time.monotonic)
+    _looked_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._is_restarted = self.host.beginning.made.is_set()
@@ -120,13 +131,27 @@ class ComingBack:
                 for peer in [peer for peer, at in waiting.items() if at < oldest]:
                     del waiting[peer]
             self._look_who_is_missing()
-            if not any(self.host.beginning.waiting):
-                self._silent_since.clear()
+            self._look_what_is_made()
+            if not self._is_time_to_look and not any(self.host.beginning.waiting):
                 continue
+            self._looked_at = time.monotonic()
             try:
                 await self._look()
             except (TransientError, RemoteError, LocalError, TimeoutError, OSError) as error:
                 log.info("going on from what is held: %s", error)
+
+    def _look_what_is_made(self) -> None:
+        """Where a stage goes on, nobody is known to be silent any more, and no stage to be lost."""
+        made = [(stage.chain.era, int(stage.version)) for stage in self.host.followed.values()]
+        if made != self._made:
+            self._made, self._quiet_since = made, time.monotonic()
+            self._silent_since.clear()
+            self.host.beginning.lost = frozenset()
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        """Though nobody waits: no stage has made a version for longer than a member is waited for."""
+        return time.monotonic() > max(self._quiet_since + self._patience_s(), self._looked_at + LOOK_WHERE_QUIET_S)
 
     def _look_who_is_missing(self) -> None:
         """Nobody of a stage is left: that is said once, before anybody is back."""
@@ -163,6 +188,8 @@ class ComingBack:
 
     async def _look(self) -> None:
         seen = await self._all_seen()
+        self.host.beginning.lost = frozenset(stage for stage, one in enumerate(seen) if one.is_lost)
+        self.refilling.look(seen)
         if not any(stage.is_lost and stage.waiting for stage in seen):
             self._wait_for({}, self._who_is_silent(seen))
             return
@@ -170,7 +197,11 @@ class ComingBack:
             self._wait_for({}, self._who_is_silent(seen))  # a stage may be lost, and is not known to be
             return
         lost = {stage: one for stage, one in enumerate(seen) if one.is_lost}
-        missing = {stage: one.missing(self.host.run.settings.limits.min_replicas) for stage, one in lost.items()}
+        fewest = self.host.run.settings.limits.min_replicas
+        missing = {
+            stage: max(one.missing(fewest), len(self.postings.coming(stage) - one.waiting - one.training))
+            for stage, one in lost.items()
+        }
         if self.is_told_to_go_on:
             missing = {stage: 0 if one.waiting else 1 for stage, one in lost.items()}
         if any(missing.values()):
@@ -214,7 +245,11 @@ class ComingBack:
     async def _seen(self, stage: int) -> StageSeen:
         """Who is there of the stage, as of now."""
         members = frozenset(self.host.followed[stage].chain.members)
-        waiting = frozenset(peer for peer in self.host.beginning.waiting[stage] if self.host.justice.may_train(peer))
+        waiting = frozenset(
+            peer
+            for peer in self.host.beginning.waiting[stage]
+            if self.host.justice.may_train(peer) and (self.is_told_to_go_on or self.refilling.counts(peer, stage))
+        )
         asked = sorted(members | waiting | {*self.host.progress.present(stage=stage)})
         training = frozenset(
             await self._standings([peer for peer in asked if self.host.justice.may_train(peer)], stage)

@@ -85,6 +85,9 @@ class AuditQueue(Generic[D]):
         except (TransientError, RemoteError, TimeoutError) as error:
             self.counters.debts += 1
             log.log(logging.WARNING if isinstance(error, RemoteError) else logging.INFO, "%s is owed: %s", due, error)
+        except Exception:  # what is shown is a stranger's: what an audit breaks on costs that audit, and not this peer
+            self.counters.skipped += 1
+            log.exception("audit of %s breaks", due)
 
     def _want_weights(self) -> None:
         """Keep the versions that what is due was computed on."""

@@ -6,7 +6,7 @@ what a liar sent it.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -156,10 +156,15 @@ class ExchangeStore:
 
     def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:
         """What a header of this peer's is over, and what that was made from; whatever the step it was born for."""
-        found = [exchange for held in self._held.values() for exchange in held.get(microbatch_id, {}).values()]
-        signed = {one.digest(): one for exchange in found for one in _headers(exchange)}
-        wanted = {header, *signed[header].parents} if header in signed else set()
-        return [one for one in found if wanted & {header.digest() for header in _headers(one)}][:MAX_EXCHANGES]
+        held = (exchange for calls in self._held.values() for exchange in calls.get(microbatch_id, {}).values())
+        found = [(exchange, {one.digest(): one for one in _headers(exchange)}) for exchange in held]
+        signed = next((bears[header] for _, bears in found if header in bears), None)
+        shown: list[tuple[Exchange, Mapping[bytes, HopHeader]]] = []
+        # One for each: a neighbour that sends the same again and again has many that bear its header.
+        for named in (header, *signed.parents) if signed is not None else ():
+            if not any(named in bears for _, bears in shown):
+                shown += [one for one in found if named in one[1]][:1]
+        return [exchange for exchange, _ in shown]
 
     def forget(self, version: int) -> None:
         """The stage is at `version`: what is too old to be asked for goes."""

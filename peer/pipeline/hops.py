@@ -41,13 +41,15 @@ class HopServer:
         downstream: Downstream | None,
         line: LimitedTransport,
         is_before: Callable[[PeerId], bool],
+        begun: Callable[[PeerId, Step], None],
         on_violation: Callable[[ProtocolViolation], None],
     ) -> None:
         """Without `downstream` this is the last stage. `line`: the owner's, whose rate may be limited.
 
         `is_before`: whether a peer is there and of the stage before, as far as is known: of others' word on steps
-        nothing follows, and what they bring does not outlive their calls. `on_violation` is told of activations that
-        no honest program sends.
+        nothing follows, and what they bring does not outlive their calls. `begun` is told who of them has
+        come to which step, where steps do not overlap. `on_violation` is told of activations that no honest program
+        sends.
         """
         self._work = work
         self._line = line
@@ -74,6 +76,7 @@ class HopServer:
         """Of these a call comes to what is kept, once it is computed."""
         self._on_violation = on_violation
         self._is_before = is_before
+        self._begun = begun
         self.draining = False
 
     def serve(self, transport: Transport) -> None:
@@ -159,8 +162,8 @@ class HopServer:
             return
         if birth.kind != "train":
             raise RemoteError("protocol", f"kind {birth.kind} is not served", birth.source)
-        if self._is_before(sender):
-            gate.saw_step(step)
+        if self._is_before(sender) and not self._settings.delay_at(step):
+            self._begun(sender, step)
         if int(step) < gate.version:
             raise Refused("closed", f"step {step} is over here: version {gate.version}")
         oldest = int(step) - self._settings.delay_at(step)

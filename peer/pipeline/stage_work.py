@@ -47,9 +47,6 @@ class StepGate(Protocol):
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         """Whether the stage reached `version` within the time."""
 
-    def saw_step(self, step: Step) -> None:
-        """A microbatch of `step` arrived."""
-
     def work_done(self, step: Step) -> None:
         """The step's sum has grown."""
 

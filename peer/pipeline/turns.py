@@ -76,7 +76,7 @@ class Turns:
             state.grants.passed_on.discard(turn.microbatch_id)
             if step_is_over:
                 state.grants.over = True
-                state.saw_next = True
+                state.is_over = True
             state.dirty.set()
         self._available.set()
 

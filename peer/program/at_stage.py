@@ -18,9 +18,11 @@ from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.moving import MEASURED_AFTER, Mover
 from peer.directory.neighbours import Neighbours, stage_topic
+from peer.directory.posted import Posted
 from peer.owner.limits import VolunteerSettings
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
+from peer.pipeline.closed_steps import ClosedSteps
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
@@ -41,7 +43,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, VersionTurned
+from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, StepClosed, VersionTurned
 from peer.stage.tasks import Tasks
 from peer.state.catch_up import CatchUp, StateDonor
 from peer.state.continuing import Continuing
@@ -136,6 +138,7 @@ class PeerAtStage:
         self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
+        self._posted = Posted(me, lambda: steps.chain)
         self.neighbours = neighbours = Neighbours(
             context,
             own.directory,
@@ -151,6 +154,15 @@ class PeerAtStage:
         )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
+        self._closed_steps = closed_steps = ClosedSteps(
+            transport=own.transport,
+            tasks=context.tasks,
+            stage=self.stage,
+            call_s=settings.deadlines.call_s,
+            era=lambda: steps.era,
+            before=lambda: neighbours.of_stage(self.stage - 1),
+            after=lambda: neighbours.of_stage(self.stage + 1),
+        )
         self.rounds = rounds = StageRounds(
             context=context,
             steps=steps,
@@ -158,6 +170,7 @@ class PeerAtStage:
             signing_log=SigningLog(joined.folder / f"signed-{me[-8:]}.log"),
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
+            is_closed_before=closed_steps.is_closed_before,
             charges=charges.brought,
             chance=beacon.chance,
             drawn=self._drawn,
@@ -185,6 +198,7 @@ class PeerAtStage:
             downstream,
             own.limited,
             is_before=lambda peer: peer in neighbours.of_stage(self.stage - 1),
+            begun=closed_steps.begun,
             on_violation=events.publish,
         )
         self.source: Source | None = None
@@ -263,7 +277,8 @@ class PeerAtStage:
         if self.tokens is not None:
             events.hear(VersionTurned, self.tokens.turned)
         expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
-        events.hear(VersionTurned, expected.turned)
+        events.hear(StepClosed, self._closed_steps.closed)
+        events.hear(VersionTurned, expected.turned, self._closed_steps.turned)
         events.hear(PeersChanged, expected.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
@@ -281,10 +296,12 @@ class PeerAtStage:
         self._continuing.serve(own.transport)
         self._rolling_back.serve(own.transport)
         self.server.serve(own.transport)
+        self._closed_steps.serve()
         self._donor.serve(own.transport)
         self._witness.serve(own.transport)
         own.transport.serve(RUN, self._on_run, max_body_bytes=0)
         self.neighbours.serve()
+        self._posted.serve(own.transport)
         if self.source is not None:
             self.source.serve(own.transport)
         with contextlib.suppress(TransientError):  # announced again soon
@@ -342,7 +359,8 @@ class PeerAtStage:
     @property
     def target(self) -> StageIndex | None:
         """Where this peer is to go; None: it stays."""
-        return self.mover.target if self.mover is not None else None
+        planned = self.mover.target if self.mover is not None else None
+        return planned if self._posted.target is None else self._posted.target
 
     @property
     def amended(self) -> asyncio.Event:

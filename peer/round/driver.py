@@ -18,7 +18,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
-from peer.stage.events import MemberGone, OffChain
+from peer.stage.events import MemberGone, OffChain, StepClosed
 from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance, OffChainError
@@ -219,6 +219,7 @@ class RoundDriver:
                 case act.MakeContribution():
                     if state.closed_at is None:
                         state.closed_at, state.busy_s_at_close = time.monotonic(), self._context.compute.busy_s
+                        self._context.events.publish(StepClosed(state.step))
                     self._context.tasks.spawn(self._contribute(state))
                 case act.SendClose(to, view, reason):
                     self._mail.send_all(state, to, {"kind": "close", "view": view, "reason": reason[:200]})

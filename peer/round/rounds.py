@@ -62,6 +62,8 @@ class StageRounds:
     """In which rounds this identity has signed."""
     neighbours: Callable[[], set[PeerId]]
     """Live peers of the stages beside this one."""
+    is_closed_before: Callable[[Step], bool]
+    """Whether the stage before takes no more of a step."""
     charges: Callable[[], tuple[Charge, ...]]
     """What this peer brings before juries with its next contribution."""
     chance: Callable[[StageChain], Chance]
@@ -93,7 +95,9 @@ class StageRounds:
             drawn=self.drawn,
         )
         self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)
-        self._reports = ProgressCalls(steps, self.presence, self._driver, self.turns, self.neighbours)
+        self._reports = ProgressCalls(
+            steps, self.presence, self._driver, self.turns, self.neighbours, self.is_closed_before
+        )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)
         events.hear(VersionTurned, parts.turned, self._turned)

@@ -45,9 +45,6 @@ class StageSteps:
         """No step is taken beyond this version: the run's last, or the one at which it is to be amended."""
         self._is_turning = False
         """A version takes another's place: the fields agree again once it is announced."""
-        self._turned_at: float | None = None
-        self._usual_s = 0.0
-        """How long the last version took."""
         self._turned = asyncio.Event()
         """Set when another version has taken its place and its steps are open, and replaced."""
         self.validate()
@@ -155,13 +152,6 @@ class StageSteps:
                 raise TransientError(f"step {step} is not open here: version {self.chain.version}")
             await happened(self._turned, within_s=left_s)
 
-    def saw_step(self, step: Step) -> None:
-        """A microbatch of `step` arrived: the step before is ending."""
-        earlier = self.open.get(Step(step - 1))
-        if earlier is not None and not earlier.saw_next:
-            earlier.saw_next = True
-            earlier.dirty.set()
-
     def work_done(self, step: Step) -> None:
         """The step's sum has grown."""
         state = self.open.get(step)
@@ -221,9 +211,6 @@ class StageSteps:
     def turn(self, new: NewVersion, chain: StageChain) -> None:
         """The next version is the stage's from now on."""
         self._is_turning = True
-        now = time.monotonic()
-        self._usual_s = 0.0 if self._turned_at is None else now - self._turned_at
-        self._turned_at = now
         self.replica.swap(new)
         self.chain = chain
         self.joining -= set(chain.members)
@@ -289,6 +276,5 @@ class StageSteps:
             is_last=model.is_last,
             most_of=shares.of if shares is not None else None,
             allowances=self.chain.allowances(settings),
-            usual_s=self._usual_s,
         )
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))

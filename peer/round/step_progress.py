@@ -20,7 +20,7 @@ from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AveragingRound, Instruction
-from swarm.core.round.step_progress import MemberReport
+from swarm.core.round.step_progress import MemberReport, StepProgress
 from swarm.network.loop import happened
 from swarm.network.transport import Message
 
@@ -44,14 +44,17 @@ class ProgressCalls:
         driver: RoundDriver,
         turns: Turns,
         neighbours: Callable[[], set[PeerId]],
+        is_closed_before: Callable[[Step], bool],
     ) -> None:
-        """`neighbours`: live peers of the stages beside this one."""
+        """`neighbours`: live peers of the stages beside this one. `is_closed_before`: whether the stage before takes no
+        more of a step."""
         self._steps = steps
         self._context = steps.context
         self._presence = presence
         self._driver = driver
         self._turns = turns
         self._neighbours = neighbours
+        self._is_closed_before = is_closed_before
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -77,9 +80,10 @@ class ProgressCalls:
             num_in_flight=num_in_flight,
             num_wanted=self._turns.wanted if is_source else 0,
             num_passed_on=min(len(grants.passed_on), num_in_flight),
-            saw_next=state.saw_next,
+            is_over=state.is_over,
         )
-        if state.waits_since is None and (num_done or state.saw_next):
+        is_over = state.is_over or self._is_closed_before(state.step)
+        if state.waits_since is None and (num_done or is_over):
             state.waits_since = time.monotonic()
         leader = state.leader
         if leader == context.me:
@@ -93,7 +97,7 @@ class ProgressCalls:
                 "in_flight": report.num_in_flight,
                 "wanted": report.num_wanted,
                 "passed_on": report.num_passed_on,
-                "saw_next": report.saw_next,
+                "is_over": report.is_over,
                 "joins": [*sorted(steps.joining)[:MAX_JOINS_TOLD]],
             }
             asked_at = time.monotonic()
@@ -135,7 +139,7 @@ class ProgressCalls:
             num_in_flight=fields.integer("in_flight", high=1 << 20),
             num_wanted=fields.integer("wanted", high=1 << 10),
             num_passed_on=fields.integer("passed_on", high=1 << 20),
-            saw_next=fields.boolean("saw_next"),
+            is_over=fields.boolean("is_over"),
         )
         joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
         fields.done()
@@ -175,8 +179,10 @@ class ProgressCalls:
         if state.round is None or state.leader != context.me or state.closed_at is not None:
             return
         now = time.monotonic()
-        synchronous = context.settings.delay_at(state.step + 1) == 0
-        closing = state.progress.closing(now=now, synchronous=synchronous)
+        progress = state.progress
+        if isinstance(progress, StepProgress) and not progress.is_source and self._is_closed_before(state.step):
+            progress.closed_before(now=now)
+        closing = progress.closing(now=now)
         if closing is None:
             return
         log.debug("stage %d step %d closes: %s", steps.chain.stage, state.step, closing.reason)

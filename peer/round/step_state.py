@@ -55,8 +55,8 @@ class StepState:
     """How far the members are, where this peer leads; written by `step_progress` and `presence`."""
     grants: StepGrants
     """What the leader lets this peer start, at stage 0; how much by `step_progress`, the rest by `turns`."""
-    saw_next: bool = False
-    """Work of the next step has come, or the stage beyond has closed this one: nobody need wait for more of it."""
+    is_over: bool = False
+    """The next stage has closed the step to this source."""
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
     waits_since: float | None = None

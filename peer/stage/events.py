@@ -45,6 +45,13 @@ class VersionTurned:
 
 
 @dataclass(frozen=True)
+class StepClosed:
+    """This peer takes no more microbatches of the step."""
+
+    step: Step
+
+
+@dataclass(frozen=True)
 class OffChain:
     """A member signed a value that is not on its hash chain: no honest program does."""
 

@@ -95,7 +95,8 @@ class FirstState:
                     return replace(state, name=genesis.name), chain
             # The stage began without this process: its present state is with the peers that went on.
             try:
-                return await self._present(chain, past)
+                if not fields.boolean("is_lost"):  # newcomers that are left there are nobody to go on with
+                    return await self._present(chain, past)
             except AmendedError:
                 raise
             except TransientError as error:
@@ -119,7 +120,7 @@ class FirstState:
             if not self._is_signed(genesis) or genesis.amendments != known:
                 raise RemoteError("signature", "the genesis is not signed by the run key", self.host.peer_id)
             # That nobody has gone on is true at this moment only.
-            self.host.kept.keep(about, {**answer, "begins": False, "waits_for": HOST_IS_AWAY})
+            self.host.kept.keep(about, {**answer, "begins": False, "is_lost": False, "waits_for": HOST_IS_AWAY})
             beside = fields.items("beside", Genesis.from_value, max_items=2)
             self.on_begun([genesis, *(one for one in beside if self._is_signed(one))])
         return fields

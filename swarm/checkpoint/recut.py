@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kernels.int8_moments import BLOCK_VALUES, num_blocks
 from swarm.checkpoint.state import Array, StageState
 from swarm.model.layout import ParameterLayout
+from swarm.optim.matrices import Matrices, are_of_muon
 
 Floats = NDArray[np.float32]
 
@@ -61,22 +62,39 @@ def _made(
         version=most.version,
         layout=layout,
         weights=weights.astype(np.float32, copy=False),
-        moments=_coded(arrays) if SCALE in most.moments else arrays,
+        moments=_as_kept(arrays, layout, most),
         scalars=dict(most.scalars),
         certified_norms=_norms(states, taken),
     )
 
 
 def _of_each_value(state: StageState) -> dict[str, Array]:
-    """Weights and moments by name, each one for every value: in place of codes of second moments their roots."""
+    """Weights and moments by name, each one for every value: in place of codes of second moments their roots, and zeros
+    where Muon has none."""
     found: dict[str, Array] = {"weights": state.weights, **state.moments}
     if SCALE in found:
         scales = np.repeat(found.pop(SCALE).astype(np.float32), BLOCK_VALUES)[: state.layout.num_values]
         codes = found[SECOND].astype(np.float32)
         found[SECOND] = (codes * codes * scales).astype(np.float32)
+    if are_of_muon(state.moments):
+        found[SECOND] = np.zeros(state.layout.num_values, np.float32)
+        matrices = Matrices.of(state.layout)
+        for where in matrices.unpacked(slice(0, matrices.num_packed)):
+            found[SECOND][where] = state.moments[SECOND][matrices.packed(where)]
     for name, array in found.items():
         assert array.size == state.layout.num_values, f"{name}: {array.size} for {state.layout.num_values} values"
     return found
+
+
+def _as_kept(arrays: dict[str, Array], layout: ParameterLayout, like: StageState) -> dict[str, Array]:
+    """Moments as the optimizer of that state keeps them."""
+    if SCALE in like.moments:
+        return _coded(arrays)
+    if are_of_muon(like.moments):
+        matrices, second = Matrices.of(layout), arrays[SECOND]
+        packed = [second[where] for where in matrices.unpacked(slice(0, matrices.num_packed))]
+        return arrays | {SECOND: np.concatenate([second[:0], *packed])}
+    return arrays
 
 
 def _coded(arrays: dict[str, Array]) -> dict[str, Array]:

@@ -2,8 +2,8 @@
 
 Whatever a step does to a value depends on that value of the weights, the moments and the gradient, and where moments
 are in int8 on the block of values that share a scale. So what a chunk becomes follows from a *window*: a run of values,
-whole blocks of them. Moments that windows of local steps carry are bytes of results: what becomes of these depends on
-the results alone.
+whole blocks of them. What becomes of weights that Muon turns depends on all of their matrix. Moments that windows of
+local steps carry are bytes of results: what becomes of these depends on the results alone.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from swarm.checkpoint.state import CHUNK_BYTES, Array, Bytes, StageState, arrays
 from swarm.core.errors import RemoteError
 from swarm.optim.carried_moments import CARRIED
 from swarm.optim.exact import WINDOW_GRAIN
+from swarm.optim.matrices import Matrices, are_of_muon
 
 HEADER = "header"
 
@@ -37,6 +38,8 @@ class _Place:
     dtype: np.dtype[np.generic]
     values_each: int
     """How many of the stage's values one element of the array is for; 0: it is not of values."""
+    is_packed: bool = False
+    """Of the values that Muon does not turn, one element for each."""
 
 
 class StateMap:
@@ -46,22 +49,36 @@ class StateMap:
         """What the arrays hold does not matter."""
         self.header = header_bytes(state)
         self.num_values = state.layout.num_values
+        of_muon = are_of_muon(state.moments)
+        self._matrices = Matrices.of(state.layout) if of_muon else Matrices((), self.num_values)
         self._places: dict[str, _Place] = {}
         at = len(self.header)
         for name, array in arrays_of(state):
-            each = 0 if name == CARRIED else 1 if array.size == self.num_values else WINDOW_GRAIN
-            self._places[name] = _Place(at, array.nbytes, array.dtype, each)
+            is_packed = of_muon and name == "second"
+            each = 0 if name == CARRIED else 1 if is_packed or array.size == self.num_values else WINDOW_GRAIN
+            self._places[name] = _Place(at, array.nbytes, array.dtype, each, is_packed)
             at += array.nbytes
         self.total_bytes = at
 
     def pieces(self, chunk: int) -> list[Piece]:
-        """What lies in the chunk, in order."""
+        """What lies in the chunk, in order: each piece follows from one window."""
         start, stop = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.total_bytes)
         found = [Piece(HEADER, start, min(stop, len(self.header)))] if start < len(self.header) else []
         for name, place in self._places.items():
             first, last = max(start, place.start), min(stop, place.start + place.num_bytes)
             if first < last:
-                found.append(Piece(name, first - place.start, last - place.start))
+                found += self._by_window(Piece(name, first - place.start, last - place.start), place)
+        return found
+
+    def _by_window(self, piece: Piece, place: _Place) -> list[Piece]:
+        """Cut where values that are packed do not follow one another."""
+        if not place.is_packed:
+            return [piece]
+        item, at, found = place.dtype.itemsize, piece.start, []
+        for where in self._matrices.unpacked(slice(piece.start // item, -(-piece.stop // item))):
+            stop = min(piece.stop, self._matrices.packed(where).stop * item)
+            found.append(Piece(piece.name, at, stop))
+            at = stop
         return found
 
     def window_of(self, piece: Piece) -> slice:
@@ -69,6 +86,12 @@ class StateMap:
         place = self._places[piece.name]
         item, each = place.dtype.itemsize, place.values_each
         first, last = piece.start // item * each, -(-piece.stop // item) * each
+        if place.is_packed:
+            (values,) = self._matrices.unpacked(slice(first, last))
+            first, last = values.start, values.stop
+        elif piece.name == "weights":
+            values = self._matrices.widened(slice(first, last))
+            first, last = values.start, values.stop
         return slice(
             first // WINDOW_GRAIN * WINDOW_GRAIN, min(-(-last // WINDOW_GRAIN) * WINDOW_GRAIN, self.num_values)
         )
@@ -103,6 +126,9 @@ class StateMap:
         """From where to where the window's part of an array lies in the state's bytes."""
         place = self._places[name]
         item, each = place.dtype.itemsize, place.values_each
+        if place.is_packed:
+            packed = self._matrices.packed(window)
+            return place.start + item * packed.start, place.start + item * packed.stop
         return place.start + item * (window.start // each), place.start + item * -(-window.stop // each)
 
     def _array(self, name: str, chunks: Mapping[int, Bytes], start: int, stop: int) -> Array:

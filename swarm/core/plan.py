@@ -42,6 +42,8 @@ ROUND_TRIPS = 5
 EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "int2": 32.0, "topk": 42.0}
 """For each value of a step's round, on a core that two peers share: encoding, checking, adding, decoding, and the
 optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as int8."""
+PRODUCTS_PER_S = 5e10
+"""Of Muon's, on a core: 5.3e10 were counted with 512-bit vectors (`benchmarks.muon`)."""
 
 RESULT_BYTES: Mapping[str, float] = dict(BYTES_A_VALUE.items())
 """Wire bytes of a value in a round's result."""
@@ -67,6 +69,17 @@ LOSS_CHUNK_LOGITS = 1 << 26
 """The loss is computed on as many tokens at a time as keep within both."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Turned:
+    """What Muon turns of a stage, if it is the run's optimizer."""
+
+    values: int = 0
+    products: int = 0
+    """Of two integers, in a step."""
+    scratch_bytes: int = 0
+    """For the largest matrix."""
+
+
 class StageSize(int):
     """Parameters of a stage that are trained, and the frozen base that they stand on, if there is one."""
 
@@ -76,10 +89,20 @@ class StageSize(int):
     """As it is kept."""
     largest_frozen: int
     """Values of its largest tensor, which is made whole for a product."""
+    turned: "Turned"
 
-    def __new__(cls, trained: int, *, frozen: int = 0, frozen_bytes: int = 0, largest_frozen: int = 0) -> "StageSize":
+    def __new__(
+        cls,
+        trained: int,
+        *,
+        frozen: int = 0,
+        frozen_bytes: int = 0,
+        largest_frozen: int = 0,
+        turned: "Turned | None" = None,
+    ) -> "StageSize":
         made = super().__new__(cls, trained)
         made.frozen, made.frozen_bytes, made.largest_frozen = frozen, frozen_bytes, largest_frozen
+        made.turned = turned or Turned()
         return made
 
     @classmethod
@@ -241,7 +264,7 @@ def stage_memory_bytes(
     """
     mode = mode or ComputeMode.of_run(settings)
     on_device = "host" if device == "cpu" else "device"
-    moments = round(settings.state_moment_bytes * num_parameters)
+    moments = round(moment_bytes(settings, num_parameters))
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
     rounded = settings.model.compute_dtype == "bf16"
@@ -271,6 +294,8 @@ def stage_memory_bytes(
     window = 2 * weights + round(settings.inner.moment_bytes * num_parameters) if settings.has_windows else 0
     if window:
         items["host.window"] = window
+    if settings.optimizer.name == "muon":
+        items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
@@ -345,7 +370,17 @@ def round_bytes(codec: str, num_values: int, num_members: float) -> float:
 
 def state_bytes(settings: TrainingSettings, num_parameters: int) -> float:
     """Of a stage's state, as a joiner downloads it."""
-    return num_parameters * (FLOAT_BYTES + settings.state_moment_bytes)
+    return num_parameters * FLOAT_BYTES + moment_bytes(settings, num_parameters)
+
+
+def moment_bytes(settings: TrainingSettings, num_parameters: int) -> float:
+    """Of the moments in a stage's state; of a bare number of parameters Muon is taken to turn none."""
+    turned = _turned(settings, num_parameters)
+    return num_parameters * settings.state_moment_bytes - FLOAT_BYTES * turned.values
+
+
+def _turned(settings: TrainingSettings, num_parameters: int) -> Turned:
+    return StageSize.of(num_parameters).turned if settings.optimizer.name == "muon" else Turned()
 
 
 def result_bytes(settings: TrainingSettings, num_parameters: int) -> float:
@@ -356,7 +391,8 @@ def result_bytes(settings: TrainingSettings, num_parameters: int) -> float:
 def exact_round_s(settings: TrainingSettings, num_parameters: int, ns: float | None = None) -> float:
     """Seconds of encoding, averaging and the optimizer in a round, at so many nanoseconds a value."""
     each_ns = EXACT_NS[settings.codecs.averaging] if ns is None else ns
-    return settings.round_values * num_parameters * each_ns * 1e-9
+    products = _turned(settings, num_parameters).products
+    return settings.round_values * num_parameters * each_ns * 1e-9 + products / PRODUCTS_PER_S
 
 
 def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int) -> float:

@@ -183,7 +183,10 @@ class BatchSettings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Table):
-    name: Annotated[Literal["adamw", "sgd"], '"adamw" or "sgd".'] = "adamw"
+    name: Annotated[
+        Literal["adamw", "muon", "sgd"],
+        '"adamw", "sgd", or "muon": that for matrices within layers, AdamW for the rest, at AdamW\'s learning rate.',
+    ] = "adamw"
     learning_rate: Annotated[
         float,
         Bounds(above=0, most=1000),
@@ -197,6 +200,7 @@ class OptimizerSettings(Table):
         float, Bounds(least=0, most=10), "Decoupled weight decay, on tensors of two or more dimensions only."
     ] = 0.1
     momentum: Annotated[Decay, "SGD's momentum."] = 0.9
+    muon_momentum: Annotated[Decay, "Muon's, which is Nesterov's."] = 0.95
     max_norm: Annotated[
         float, Bounds(above=0, most=10**9), "Gradients are clipped at this norm; a stage clips at its share of it."
     ] = 1.0
@@ -246,15 +250,15 @@ class OptimizerSettings(Table):
             return (
                 f"warmup_steps = {self.warmup_steps} is more than optimizer.total_steps = {self.total_steps}; lower it"
             )
-        if self.name == "sgd" and self.correction == "nadamw":
+        if self.name != "adamw" and self.correction == "nadamw":
             return 'correction = "nadamw" is a form of AdamW; set optimizer.name = "adamw" or choose another'
-        if self.name == "sgd" and self.moments == "int8":
+        if self.name != "adamw" and self.moments == "int8":
             return 'moments = "int8" is of AdamW; set optimizer.name = "adamw" or moments = "fp32"'
         return None
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes a parameter that its moments take."""
+        """Bytes a parameter that its moments take; Muon's take four less for what it turns."""
         if self.name == "sgd":
             return 4.0 if self.momentum else 0.0
         return 8.0 if self.moments == "fp32" else 2.0 + 4.0 / 128
@@ -380,6 +384,13 @@ class LimitSettings(Table):
         "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
         "Among friends only.",
     ] = 0.0
+    refill_s: Annotated[
+        float,
+        Bounds(least=0, most=604800),
+        Amendable(),
+        "A stage whose peers are all gone is waited for for so many seconds; then peers of other stages are posted to "
+        "it, and the run goes on from the newest state that is held; 0: it is waited for for ever.",
+    ] = 300.0
     max_microbatch_attempts: Annotated[
         int,
         Bounds(least=1, most=10000),

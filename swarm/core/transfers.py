@@ -60,8 +60,8 @@ def longest_way_s(hop_bytes: float, num_hops: int, *, floor_s: float, least_mbit
 
 
 def lanes_of(rate: float, *, most: int) -> int:
-    """Transfers side by side on a line of `rate` bytes a second: no more than half of its buffer holds the least of that
-    TCP keeps under way of each, or they would lose one another's packets, and those of small calls."""
+    """Transfers side by side on a line of `rate` bytes a second: no more than half of its buffer holds the least
+    of that TCP keeps under way of each, or they would lose one another's packets, and those of small calls."""
     return max(LEAST_LANES, min(most, int(rate * BUFFER_S / LEAST_WINDOW_BYTES)))
 
 

@@ -61,7 +61,8 @@ def _rehearse_window(settings: RunSettings, gradient: NDArray[np.float32]) -> No
 
 def _rehearse_steps(settings: RunSettings, gradient: NDArray[np.float32]) -> None:
     """Two steps: a stage's first weights may be written to, those that a step made may not."""
-    optimizer = ExactOptimizer(settings.optimizer, num_values=NUM_VALUES, decay_ranges=((0, NUM_VALUES // 2),))
+    layout = ParameterLayout.of({"layers.0.matrix": (8, NUM_VALUES // 16), "vector": (NUM_VALUES // 2,)})
+    optimizer = ExactOptimizer.of(settings.optimizer, layout)
     old = np.ones(NUM_VALUES, dtype=np.float32)
     new = np.empty_like(old)
     optimizer.step(old, gradient, step=0, clip_norm=1.0, out=new)

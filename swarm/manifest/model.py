@@ -104,16 +104,19 @@ def stage_size(model: ModelSettings, stage: int) -> StageSize:
     """What is trained of it, and what is frozen."""
     from swarm.model.adapters.base import base_tensors
     from swarm.model.stack import stage_layout
+    from swarm.optim.matrices import turned_of
 
-    trained = stage_layout(model, stage).num_values
+    layout = stage_layout(model, stage)
+    trained, turned = layout.num_values, turned_of(layout)
     if not model.has_base:
-        return StageSize(trained)
+        return StageSize(trained, turned=turned)
     tensors = base_tensors(model, stage)
     return StageSize(
         trained,
         frozen=sum(tensor.num_values for tensor in tensors),
         frozen_bytes=sum(tensor.size_bytes for tensor in tensors),
         largest_frozen=max(tensor.num_values for tensor in tensors),
+        turned=turned,
     )
 
 

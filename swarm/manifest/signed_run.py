@@ -130,11 +130,17 @@ class SignedRun(Signed, kind="run"):
             raise RemoteError("amended", f"{number} amendments, {len(self.amendments)} are known", self.run_key)
         return replace(self, amendments=self.amendments[:number])
 
-    def could_be_of(self, version: int, known: "SignedRun") -> bool:
-        """Whether what was done at that version of the run, as it is `known`, was under these amendments."""
+    def could_be_of(self, version: int, known: "SignedRun", *, shows_era: bool) -> bool:
+        """Whether what was done at that version of the run, as it is `known`, was under these amendments.
+
+        At the version at which one begins there are states, and contributions, of the era before and of the next: what
+        does not itself show of which it is can be held against neither's settings.
+        """
         count, after = len(self.amendments), known.amendments[len(self.amendments) :]
         began = self.amendments[-1].version if self.amendments else 0
         is_prefix = (self.settings, self.run_key) == (known.settings, known.run_key) and (
             self.amendments == known.amendments[:count]
         )
+        if not shows_era and version in [one.version for one in known.amendments]:
+            return False
         return is_prefix and began <= version and (not after or version <= after[0].version)

@@ -1,11 +1,13 @@
-"""From version v to version v + 1: AdamW, NAdamW or SGD on flat fp32 vectors in the host's memory.
+"""From version v to version v + 1: AdamW, NAdamW, Muon or SGD on flat fp32 vectors in the host's memory.
 
 Every replica of a stage takes the same step to the last bit: elementwise fp32 operations rounded one by one, norms by
-a halving tree, powers of beta as running products in fp64.
+a halving tree, powers of beta as running products in fp64, Muon's products of matrices in integers.
 
 AdamW: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2019. NAdamW: Dozat, "Incorporating Nesterov
 Momentum into Adam", 2016, with `torch.optim.NAdam`'s schedule. SGD: velocity = momentum * velocity + gradient.
-Moments are fp32, or under AdamW and NAdamW codes of one byte each (`kernels.int8_moments`), as exact.
+Muon: Jordan et al., 2024, with Nesterov's momentum, for `swarm.optim.matrices`, and AdamW for the rest; updates have
+AdamW's length, 0.2 * sqrt(longer side) (Liu et al., "Muon is Scalable for LLM Training", 2025), so that one learning
+rate serves both. Moments are fp32, or under AdamW and NAdamW codes of one byte each (`kernels.int8_moments`), as exact.
 """
 
 import math
@@ -16,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import int8_moments, norms, optimizers
+from kernels import int8_moments, norms, optimizers, orthogonal
 from kernels.cache_hints import zeros_on_lines
 from kernels.threads import ONE_THREAD, Threads
 from swarm.core.errors import LocalError
 from swarm.core.settings import PART_VALUES, OptimizerSettings
 from swarm.core.state.schedule import learning_rate
+from swarm.model.layout import ParameterLayout
+from swarm.optim.matrices import Matrices, Matrix, size_of
 
 Floats = NDArray[np.float32]
 
@@ -29,7 +33,8 @@ _MOMENTUM_DECAY = 0.9998367253526753
 """0.96 ** 0.004: NAdam's momentum at step t is beta1 * (1 - 0.5 * 0.96 ** (0.004 * t))."""
 _LARGEST_RATIO = 8.0
 """Of the first moment to the root of the second, where the betas bound it by more or not at all."""
-
+_MUON_LENGTH = 0.2
+"""Root of the mean square of AdamW's updates, by Liu et al."""
 
 WINDOW_GRAIN = int8_moments.BLOCK_VALUES
 """Values that share a scale where moments are in int8: a window never cuts them."""
@@ -66,32 +71,57 @@ class ExactOptimizer:
         *,
         num_values: int,
         decay_ranges: tuple[tuple[int, int], ...],
+        matrices: tuple[Matrix, ...] = (),
         window: slice | None = None,
         threads: Threads = ONE_THREAD,
     ) -> None:
         """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping.
+        `matrices`: those that Muon turns, all under weight decay.
 
         With a `window` of the values, which begins at a multiple of `WINDOW_GRAIN`, all vectors are of its values
-        alone: their bits are those they have in a step of all. Raises ValueError for int8 moments under SGD.
+        alone: their bits are those they have in a step of all, but for weights of matrices that it cuts. Raises
+        ValueError for int8 moments of another optimizer than AdamW.
         """
         self.settings = settings
         self.num_values = num_values
+        self._matrices = Matrices(matrices if settings.name == "muon" else (), num_values)
         self._window = window or slice(0, num_values)
         self._size = self._window.stop - self._window.start
         assert self._window.start % WINDOW_GRAIN == 0, f"window from {self._window.start}"
         assert 0 <= self._size <= num_values - self._window.start, f"window {self._window} of {num_values} values"
-        self.moments = _no_moments(settings, self._size)
-        """By name, one-dimensional: fp32 `first` and `second`, or `momentum`; or as codes, int8 `first`, uint8 `second`
-        and fp32 `second_scale`."""
+        self.matrices = self._matrices.within(self._window)
+        """Those that a step turns."""
+        self.moments = _no_moments(settings, self._size, size_of(self._matrices.packed(self._window)))
+        """By name, one-dimensional: fp32 `first` and `second`, or `momentum`, or under Muon `momentum` of all values
+        and `second` of those that AdamW steps; or as codes, int8 `first`, uint8 `second` and fp32 `second_scale`."""
         self.scalars: dict[str, float] = {}
         """Running products: beta1^t and beta2^t; under NAdamW of its momenta and of its momentum's decay."""
-        if settings.name == "adamw":
+        if settings.name in ("adamw", "muon"):
             self.scalars = {"beta1_power": 1.0, "beta2_power": 1.0}
             if settings.correction == "nadamw":
                 self.scalars |= {"momentum_product": 1.0, "decay_power": 1.0}
         self._threads = threads
         bounds, self._decays = _segments(decay_ranges, num_values)
         self._bounds = optimizers.segments_within(bounds, self._window.start, self._window.stop)
+
+    @classmethod
+    def of(
+        cls,
+        settings: OptimizerSettings,
+        layout: ParameterLayout,
+        *,
+        window: slice | None = None,
+        threads: Threads = ONE_THREAD,
+    ) -> "ExactOptimizer":
+        """That of a stage."""
+        return cls(
+            settings,
+            num_values=layout.num_values,
+            decay_ranges=layout.decay_ranges,
+            matrices=Matrices.of(layout).places,
+            window=window,
+            threads=threads,
+        )
 
     def step(
         self,
@@ -111,11 +141,13 @@ class ExactOptimizer:
         """
         begun = self.begin(step, self.norm(gradient) if gradient_norm is None else gradient_norm, clip_norm=clip_norm)
         self.take(begun, slice(0, self._size), weights, gradient, out, threads=self._threads)
+        for matrix in self.matrices:
+            self.turn(begun, matrix, weights, out, threads=self._threads)
         return begun.report
 
     def begin(self, step: int, norm: float, *, clip_norm: float) -> BegunStep:
-        """Of a gradient of that norm; then `take` each value once. Raises LocalError, with nothing changed, if the norm
-        is not finite."""
+        """Of a gradient of that norm; then `take` each value once, and then `turn` each matrix. Raises LocalError, with
+        nothing changed, if the norm is not finite."""
         if not math.isfinite(norm):
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
         clip = clip_norm / norm if norm > clip_norm else 1.0
@@ -127,6 +159,8 @@ class ExactOptimizer:
             scalars = [clip, *self._adamw_scalars(rate)]
             if "second_scale" in self.moments:
                 scalars.append(longest_first_moment(self.settings))
+        if self.settings.name == "muon":
+            scalars += [self.settings.muon_momentum, 1.0 - self.settings.muon_momentum]
         report = StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
         return BegunStep(report, step, keep, np.array(scalars, dtype=np.float32))
 
@@ -152,6 +186,9 @@ class ExactOptimizer:
             velocity = self.moments["momentum"][where] if self.moments else np.zeros(size, dtype=np.float32)
             optimizers.sgd(weights, gradient, velocity, out, bounds, keep, scalars, threads=threads)
             return
+        if self.settings.name == "muon":
+            self._take_with_matrices(begun, where, weights, gradient, out, threads)
+            return
         first, second = self.moments["first"][where], self.moments["second"][where]
         if "second_scale" not in self.moments:
             optimizers.adamw(weights, gradient, first, second, out, bounds, keep, scalars, threads=threads)
@@ -163,6 +200,43 @@ class ExactOptimizer:
         int8_moments.adamw(
             *(weights, gradient, first, second, scales, out, bounds, keep, scalars, seed), block=block, threads=threads
         )
+
+    def _take_with_matrices(
+        self, begun: BegunStep, where: slice, weights: Floats, gradient: Floats, out: Floats, threads: Threads
+    ) -> None:
+        """In the place of a matrix's next weights comes what `turn` begins with."""
+        start, before = self._window.start, self._matrices.packed(self._window).start
+        for run in self._matrices.runs(slice(start + where.start, start + where.stop)):
+            values = slice(run.where.start - start, run.where.stop - start)
+            here = slice(values.start - where.start, values.stop - where.start)
+            momentum = self.moments["momentum"][values]
+            if run.is_turned:
+                optimizers.nesterov(gradient[here], momentum, out[here], begun.scalars, threads=threads)
+                continue
+            packed = self._matrices.packed(run.where)
+            second = self.moments["second"][packed.start - before : packed.stop - before]
+            bounds = optimizers.segments_within(self._bounds, values.start, values.stop)
+            optimizers.adamw(
+                *(weights[here], gradient[here], momentum, second, out[here], bounds, begun.keep, begun.scalars),
+                threads=threads,
+            )
+
+    def turn(
+        self, begun: BegunStep, matrix: Matrix, weights: Floats, out: Floats, *, threads: Threads = ONE_THREAD
+    ) -> None:
+        """The step of one of `matrices`, whose values are all taken; `weights` and `out` are of all of the window's.
+
+        Once, or where memory gave out, again.
+        """
+        where = slice(matrix.where.start - self._window.start, matrix.where.stop - self._window.start)
+        blend = out[where]
+        turned = orthogonal.turned(
+            blend.reshape(matrix.rows, matrix.columns), norms.tree_norm(blend, threads=threads), threads=threads
+        )
+        rate = begun.report.learning_rate
+        keep = np.float32(1.0 - rate * self.settings.weight_decay)
+        share = np.float32(rate * _MUON_LENGTH * math.sqrt(max(matrix.rows, matrix.columns)))
+        optimizers.lessened(weights[where], turned.reshape(-1), blend, keep, share)
 
     def norm(self, gradient: Floats) -> float:
         """`norms.norm_of_parts` of a gradient of all values."""
@@ -208,8 +282,8 @@ class ExactOptimizer:
         self.scalars = {name: float(value) for name, value in scalars.items()}
 
 
-def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArray[Any]]:
-    """The moments before the first step: all zero."""
+def _no_moments(settings: OptimizerSettings, num_values: int, num_packed: int) -> dict[str, NDArray[Any]]:
+    """The moments before the first step: all zero. `num_packed`: values that Muon does not turn."""
     if settings.moments == "int8":
         if settings.name != "adamw":
             raise ValueError(f'moments = "int8" needs the optimizer adamw, not {settings.name}; set moments = "fp32"')
@@ -220,8 +294,12 @@ def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArr
         }
     if settings.name == "sgd" and settings.momentum == 0.0:
         return {}
-    names = ("first", "second") if settings.name == "adamw" else ("momentum",)
-    return {name: zeros_on_lines(num_values, np.float32) for name in names}
+    sizes = {
+        "adamw": {"first": num_values, "second": num_values},
+        "muon": {"momentum": num_values, "second": num_packed},
+        "sgd": {"momentum": num_values},
+    }[settings.name]
+    return {name: zeros_on_lines(size, np.float32) for name, size in sizes.items()}
 
 
 def longest_first_moment(settings: OptimizerSettings) -> float:

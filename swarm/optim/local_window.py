@@ -35,9 +35,7 @@ class LocalWindow:
         self._layout = layout
         self._threads = threads
         self._carried = CarriedMoments(settings, layout)
-        self._optimizer = ExactOptimizer(
-            settings.inner, num_values=layout.num_values, decay_ranges=layout.decay_ranges, threads=threads
-        )
+        self._optimizer = ExactOptimizer.of(settings.inner, layout, threads=threads)
         self._buffers = [np.empty(layout.num_values, dtype=np.float32) for _ in range(2)]
         self._start: Floats | None = None
         self._means: Floats | None = None

@@ -22,6 +22,7 @@ from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
 from swarm.optim.carried_moments import CARRIED, Carried, CarriedMoments
 from swarm.optim.exact import BegunStep, ExactOptimizer, extrapolated
+from swarm.optim.matrices import Matrix
 
 Floats = NDArray[np.float32]
 
@@ -84,6 +85,8 @@ class _Taking:
     weights: Floats
     """The next version's."""
     done: set[int] = field(default_factory=set)
+    """Pieces."""
+    turned: set[Matrix] = field(default_factory=set)
 
 
 class StageStep:
@@ -115,9 +118,7 @@ class StageStep:
         """The step that was begun and has not ended: no other is taken before `restore`."""
         kept_bytes = FLOAT_BYTES * layout.num_values + UNIT_BYTES if keeps_old_weights else 0
         self._old_weights = KeptBuffers(most_kept_bytes=kept_bytes)
-        self._optimizer = ExactOptimizer(
-            settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
-        )
+        self._optimizer = ExactOptimizer.of(settings, layout, window=window, threads=threads)
 
     @classmethod
     def of_run(
@@ -182,7 +183,7 @@ class StageStep:
         return Stepped(state, 0.0 if norm is None else norm, skipped)
 
     def _taken(self, old: StageState, gradient: Gradient, name: bytes) -> Floats:
-        """The next weights: all pieces that were not stepped yet are."""
+        """The next weights: all pieces that were not stepped yet are, and then the matrices that they lie in."""
         taking, optimizer = self._taking, self._optimizer
         if taking is None or (taking.version, taking.name) != (old.version, name):
             self._check_whole()
@@ -198,6 +199,9 @@ class StageStep:
             done.add(piece)
 
         self._threads.map(take, [piece for piece in range(len(pieces)) if piece not in done])
+        for matrix in (matrix for matrix in optimizer.matrices if matrix not in taking.turned):
+            optimizer.turn(begun, matrix, old.weights, weights, threads=self._threads)
+            taking.turned.add(matrix)
         self._taking = None
         return weights
 
@@ -236,7 +240,7 @@ def first_state(settings: RunSettings, layout: ParameterLayout, weights: Floats)
     if settings.has_windows:
         carried = CarriedMoments(settings, layout).at_first()
         return StageState(0, layout, weights, {CARRIED: carried.encoded}, dict(carried.scalars))
-    optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(settings.outer, layout)
     return StageState(0, layout, weights, dict(optimizer.state_arrays()), dict(optimizer.scalars))
 
 

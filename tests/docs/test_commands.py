@@ -21,6 +21,8 @@ from tests.docs.test_commands_of_a_run import OF_A_RUN, made_folder_of_a_run
 from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
+SWARM_SMOKE_S = 900.0
+"""Of those of `NEED_SWARMS`, which take half a minute to two minutes on two quiet cores."""
 
 NEED_NAMESPACES = (
     "benchmarks.big_stage",
@@ -173,12 +175,12 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def smoke(zygote: Zygote, folder: Path, command: str, *more: str) -> str:
+def smoke(zygote: Zygote, folder: Path, command: str, *more: str, timeout_s: float = SMOKE_S) -> str:
     """What the command answers; it must end well."""
     module, *options = shlex.split(command)[2:]
     log, out = folder / "log", folder / "out"
     pid = zygote.start(["-m", module, *options, *more], log, cwd=folder, out=out)
-    code = zygote.exit_code(pid, timeout_s=SMOKE_S)
+    code = zygote.exit_code(pid, timeout_s=timeout_s)
     assert code == 0, f"{command} ended with {code}: {log.read_text()[-3000:]}"
     return out.read_text()
 
@@ -195,7 +197,9 @@ def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
     if "--newest-demo" in command:
         made_folder_of_a_run(folder / "demo-out" / "one" / "run")
     more = ["--smoke"] if module.startswith("benchmarks") else ["--minutes", "0.1"]
-    assert object_of(smoke(zygote, folder, command, *more, *([] if "--json" in command else ["--json"])))
+    as_json = [] if "--json" in command else ["--json"]
+    timeout_s = SMOKE_S if quick(command) else SWARM_SMOKE_S
+    assert object_of(smoke(zygote, folder, command, *more, *as_json, timeout_s=timeout_s))
 
 
 @pytest.mark.processes

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import clipping, int8_moments, norms, optimizers, robust, windows
+from kernels import clipping, int8_moments, norms, optimizers, orthogonal, robust, windows
 from kernels.codecs import formats, int2_blocks, int4_blocks, int4_tokens, int8_blocks, int8_tokens, topk
 from kernels.codecs.outliers import num_outliers
 from kernels.threads import SMALLEST_RANGE_VALUES, Threads
@@ -42,7 +42,7 @@ def wide(stream: int, size: int = SIZE) -> Floats:
 def digests(threads: Threads) -> dict[str, str]:
     """Of every kernel's outputs, where `threads` share the work."""
     results = {}
-    for group in (_formats, _int8, _low_bit, _tokens, _sums, _robust, _optimizers, _windows):
+    for group in (_formats, _int8, _low_bit, _tokens, _sums, _robust, _optimizers, _orthogonal, _windows):
         for name, outputs in group(threads):
             digest = hashlib.sha256()
             for output in outputs:
@@ -175,6 +175,20 @@ def _optimizers(threads: Threads) -> Named:
     yield "sgd", [slow, velocity]
     optimizers.extrapolate(fp32[0], slow, small, threads=threads)
     yield "extrapolate", [small]
+
+
+def _orthogonal(threads: Threads) -> Named:
+    """Of a wide and of a tall matrix, whose sides fill no tile."""
+    for name, rows, columns in (("wide", 190, 1390), ("tall", 1390, 190)):
+        matrix = plain(30, rows * columns)
+        turned = orthogonal.turned(matrix.reshape(rows, columns), norms.tree_norm(matrix), threads=threads)
+        yield f"turned {name}", [turned]
+    gradient, momentum, out = wide(31), wide(32), np.empty(SIZE, np.float32)
+    scalars = np.array([0.3, *[0.0] * 8, 0.95, 0.05], dtype=np.float32)
+    optimizers.nesterov(gradient, momentum, out, scalars, threads=threads)
+    yield "nesterov", [momentum, out]
+    optimizers.lessened(gradient, momentum, out, np.float32(0.99), np.float32(0.02))
+    yield "lessened", [out]
 
 
 def _windows(threads: Threads) -> Named:

@@ -17,6 +17,7 @@ from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import vector_codec
 from swarm.core.settings import OptimizerSettings
 from swarm.core.state.schedule import learning_rate
+from swarm.model.layout import ParameterLayout
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
 from tests.other_cpu import digests_on_another_cpu
@@ -43,6 +44,7 @@ GOLDEN = {
     "sgd none": "78c1813fcf75392b",
     "extrapolated": "5db14c131b8a95e3",
     "mean gradient": "27073210e123686b",
+    "muon": "8f689f600a5326a5",
     "learning rates": "5c2a62ba7fa7e370",
 }
 
@@ -110,6 +112,13 @@ def digests() -> dict[str, str]:
     pin("mean gradient", total.take_mean())
     rates = [learning_rate(OptimizerSettings(warmup_steps=7, total_steps=90), step) for step in range(100)]
     pin("learning rates", np.array(rates).tobytes())
+    layout = ParameterLayout.of({"layers.0.tall": (200, 37), "layers.0.wide": (3, 4001), "other": (598,)})
+    muon = ExactOptimizer.of(OptimizerSettings(name="muon"), layout)
+    weights, new = plain.copy(), np.empty_like(plain)
+    for step in range(2):
+        muon.step(weights, np.roll(plain, step), step=step, clip_norm=1.0, out=new)
+        weights, new = new, weights
+    pin("muon", weights, *muon.state_arrays().values())
     return results
 
 

@@ -1,8 +1,8 @@
 """A peer's signed word for a state, beside what one chunk of it must be.
 
-The optimizer is elementwise and the gradient's norm is certified, so a chunk follows from a few chunks of an older
-state that the run key vouches for and from some parts of the certified results since. The chunk that the accused
-claims is not needed: its hash lies under the root that it signed.
+The optimizer is elementwise, or turns a matrix by itself, and the gradient's norm is certified. So a chunk follows from
+a few chunks of an older state that the run key vouches for and from some parts of the certified results since. The
+chunk that the accused claims is not needed: its hash lies under the root that it signed.
 """
 
 from collections.abc import Iterator

@@ -22,6 +22,8 @@ from swarm.core.pipeline.targets import DOCUMENT_BEGINS, MAX_BOUNDS
 from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.identity.signed_record import SignedRecord
 
+MAX_TOKENS = 1 << 32
+"""Of a microbatch."""
 Kind = Literal["train", "evaluate", "generate"]
 Direction = Literal["forward", "gradient"]
 
@@ -55,8 +57,8 @@ class BirthRecord(SignedRecord):
     step: Step
     """Step it counts in; for kind `evaluate`, the version to evaluate."""
     shape: Annotated[tuple[int, ...], AtMost(2)]
-    """(samples, tokens a sample)."""
-    num_targets: Annotated[int, Integer(high=1 << 32)]
+    """(samples, tokens a sample): none is empty, and no more than arrays can have, for whoever audits makes some."""
+    num_targets: Annotated[int, Integer(high=MAX_TOKENS)]
     """Target tokens that count in the loss."""
     tokens_digest: Digest
     """SHA-256 of the input ids as little-endian int32."""
@@ -101,7 +103,7 @@ class BirthRecord(SignedRecord):
         )
 
     def _check_fields(self) -> None:
-        if len(self.shape) != 2 or not self.num_targets <= self.shape[0] * self.shape[1]:
+        if len(self.shape) != 2 or not max(1, self.num_targets) <= self.shape[0] * self.shape[1] <= MAX_TOKENS:
             raise RemoteError("malformed", f"{self.num_targets} targets in a microbatch of shape {self.shape}")
         if self.prefix_length > self.shape[1]:
             raise RemoteError("malformed", f"prefix past the {self.shape[1]} tokens of a sample")

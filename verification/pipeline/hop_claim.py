@@ -138,7 +138,8 @@ def claims_of(
 
     What does not fit together is left out; what is returned has still to be checked.
     """
-    came = {one.forward.digest(): one for one in before if one.forward.consumer == peer}
+    arrived = [one for one in before if one.forward.consumer == peer]  # one header perhaps twice, with two answers
+    came = {one.forward.digest(): one for one in arrived}
     went = [one for one in after if one.forward.producer == peer]
     answers = {one.gradient.digest(): one for one in went if one.gradient is not None}
     claims = []
@@ -158,7 +159,7 @@ def claims_of(
                 grad_y=b"",
             )
         )
-    for one in came.values():
+    for one in arrived:
         if one.gradient is None or one.gradient.producer != peer:
             continue
         is_last = len(one.gradient.parents) == 1

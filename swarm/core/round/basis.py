@@ -7,6 +7,7 @@ under the version name that the basis hashes to.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, TypeAlias
 
 from swarm.core.audit.chance import HostWord, Link
@@ -77,6 +78,9 @@ class RoundBasis(Row, kind="basis"):
         for late, members in ((self.previous_late, self.previous_members), (self.late, self.members)):
             if late != tuple(peer for peer in members if peer in late):
                 raise RemoteError("malformed", "basis calls others late than some of its members, in order")
+        for listed in (self.members, self.previous_members):
+            if not listed or any(one >= other for one, other in pairwise(listed)):
+                raise RemoteError("malformed", "basis without members, or not in order")
 
 
 def leaders_of(work: Mapping[PeerId, int], step: Step, *, late: Collection[PeerId] = ()) -> tuple[PeerId, ...]:

@@ -22,9 +22,8 @@ class MemberReport:
     """Stage 0: more that the member would start now."""
     num_passed_on: int = 0
     """Stage 0: of those in flight, how many have left for the next stage."""
-    saw_next: bool = False
-    """The step is ending around the member: a microbatch of the next step has reached it or, at stage 0, the next
-    stage has closed the step."""
+    is_over: bool = False
+    """Stage 0: the next stage has closed the step."""
 
     @property
     def takes_part(self) -> bool:
@@ -41,8 +40,6 @@ class Closing:
 
 RESERVED_S = 0.5
 """How long a step keeps a share for a member that has not reported."""
-QUIET = 2
-"""A later stage ends a step that is short when it has been quiet for so many times as long as its work took."""
 EASE = 2
 """So many times a step's work the sources may have together, so that the quick ones can take the slow ones' part."""
 MOST_BEHIND = 4
@@ -74,9 +71,6 @@ class StepProgress:
     """Stage 0: how many microbatches of a member count; None: however many it does."""
     allowances: Allowances | None = None
     """How many microbatches a member is lent at stage 0, and believed to have done; None: however many it says."""
-    usual_s: float = 0.0
-    """How long the last step took: so long a later stage waits for the first microbatch though the next step is said
-    to have begun."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _void: dict[PeerId, int] = field(default_factory=dict)
@@ -91,8 +85,10 @@ class StepProgress:
     _reserved_until: float = 0.0
     _grew_at: float | None = None
     _most_done: int = 0
-    _saw_next: set[PeerId] = field(default_factory=set)
-    _next_seen_at: float | None = None
+    _over_for: set[PeerId] = field(default_factory=set)
+    """Stage 0: to whom the next stage has closed the step."""
+    _over_at: float | None = None
+    """Since when it has to somebody; at later stages, since when the stage before has closed the step."""
     _full_at: float | None = None
 
     def reserve(self, members: Iterable[PeerId], *, now: float) -> None:
@@ -122,13 +118,13 @@ class StepProgress:
         self._reserved.discard(peer_id)
         self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
-        if report.saw_next:
-            self._saw_next.add(peer_id)
-            self._next_seen_at = now if self._next_seen_at is None else self._next_seen_at
+        if report.is_over and self.is_source:
+            self._over_for.add(peer_id)
+            self._over_at = now if self._over_at is None else self._over_at
         granted = max(started, self._granted.get(peer_id, 0))
         if peer_id in self._passed_over:
             self._granted[peer_id] = granted = report.num_done
-        elif not report.takes_part or peer_id in self._saw_next:
+        elif not report.takes_part or peer_id in self._over_for:
             granted = started  # it is pausing, or takes the step to be over: what it left is for others
         self._granted[peer_id] = granted
         if self.num_done > self._most_done:
@@ -162,6 +158,11 @@ class StepProgress:
                 self._void[peer_id] = void
         if self.num_done < self._to_do:
             self._full_at = None
+
+    def closed_before(self, *, now: float) -> None:
+        """At a later stage: the stage before takes no more of the step, so nothing more will come of it."""
+        assert not self.is_source
+        self._over_at = now if self._over_at is None else self._over_at
 
     def _pass_over_the_last(self, now: float) -> None:
         """Where at least as many others have ended all of theirs."""
@@ -207,7 +208,7 @@ class StepProgress:
         return sum(map(self._lent, others))
 
     def _may_grant(self, peer_id: PeerId, now: float) -> bool:
-        if peer_id in self._saw_next:
+        if peer_id in self._over_for:
             return False
         return not self._awaited or self._grants_from is None or now >= self._grants_from
 
@@ -228,18 +229,18 @@ class StepProgress:
     @property
     def is_exhausted(self) -> bool:
         """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
-        return self._all_saw_next or sum(self._granted.values()) >= self._to_do
+        return self._is_over_for_all or sum(self._granted.values()) >= self._to_do
 
     @property
-    def _all_saw_next(self) -> bool:
+    def _is_over_for_all(self) -> bool:
         """Stage 0: whether the next stage has closed the step for everybody who could have more of it.
 
         One member's word costs the step nothing: the others try.
         """
-        if self._next_seen_at is None or self._awaited:
+        if self._over_at is None or self._awaited:
             return False
         is_free = sum(self._granted.values()) < self._to_do
-        others = set(self._reports) - self._saw_next - self._passed_over
+        others = set(self._reports) - self._over_for - self._passed_over
         return not any(
             self._granted[peer] > self._reports[peer].num_done
             or (is_free and self._reports[peer].num_wanted and self._most_granted(peer) > self._granted[peer])
@@ -250,36 +251,31 @@ class StepProgress:
     def num_in_flight(self) -> int:
         return sum(report.num_in_flight for report in self._reports.values())
 
-    def closing(self, *, now: float, synchronous: bool) -> Closing | None:
+    def closing(self, *, now: float) -> Closing | None:
         """The reason to close the round now, if there is one."""
         if self.num_done >= self._to_do:
             if not self.is_source or self.num_open <= 0:
                 return Closing(f"all of {self._to_do} microbatches are in")
             if self._full_at is not None and now >= self._full_at + self.straggler_s:
                 return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
-        if self._next_seen_at is not None and self.is_source:
+        if self._over_at is not None and self.is_source:
             # Downstream takes no more of this step: what is in flight is all that can still come.
-            is_late = now >= self._next_seen_at + self.straggler_s
-            if (self._all_saw_next and (is_late or not self.num_in_flight)) or now >= self._next_seen_at + self.step_s:
+            is_late = now >= self._over_at + self.straggler_s
+            if (self._is_over_for_all and (is_late or not self.num_in_flight)) or now >= self._over_at + self.step_s:
                 return Closing(f"the next stage has closed step {self.step} with {self.num_done} microbatches in")
-        elif self._next_seen_at is not None:
-            # Synchronous sources start a step only when the one before is closed: nothing more can come. But whoever
-            # says that one was started may lie, as may its source: all that comes is waited for.
-            quiet_from, wait_s = self._quiet_from
-            if now >= quiet_from + max(wait_s, 0.0 if synchronous else self.straggler_s):
-                return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
+        elif (quiet_from := self._quiet_from) is not None and now >= quiet_from + self.straggler_s:
+            # The rest was lost, or whoever did it does not say so, or says more than can be believed.
+            return Closing(f"the stage before has closed step {self.step} with {self.num_done} microbatches in")
         if self._grew_at is not None and now >= self._grew_at + self.step_s:
             return Closing(f"{self.num_done} microbatches, and none for {self.step_s:.0f} s")
         return None
 
     @property
-    def _quiet_from(self) -> tuple[float, float]:
-        """At later stages, since when nothing was done though the next step was seen; how long that is waited for."""
-        assert self._next_seen_at is not None
-        if self._grew_at is None:
-            return self._next_seen_at, min(self.usual_s, self.step_s)
-        took_s = 0.0 if self._opened_at is None else self._grew_at - self._opened_at
-        return max(self._next_seen_at, self._grew_at), min(QUIET * took_s, self.step_s)
+    def _quiet_from(self) -> float | None:
+        """At later stages, since when nothing was done and nothing more is sent."""
+        if self.is_source or self._over_at is None:
+            return None
+        return self._over_at if self._grew_at is None else max(self._over_at, self._grew_at)
 
     def next_deadline(self) -> float | None:
         """When `closing` may change without a report."""
@@ -287,13 +283,11 @@ class StepProgress:
             start + wait
             for start, wait in (
                 (self._grew_at, self.step_s),
-                (self._next_seen_at, self.straggler_s),
+                (self._over_at if self.is_source else self._quiet_from, self.straggler_s),
                 (self._full_at, self.straggler_s),
             )
             if start is not None
         ]
-        if self._next_seen_at is not None and not self.is_source:
-            times.append(sum(self._quiet_from))
         return min(times, default=None)
 
 
@@ -350,7 +344,7 @@ class WindowProgress:
         """Whether nobody is granted more."""
         return True
 
-    def closing(self, *, now: float, synchronous: bool) -> Closing | None:
+    def closing(self, *, now: float) -> Closing | None:
         """The reason to close the round now, if there is one."""
         num_full, num_members = self._num_full, len(self._members)
         if self._half_at is None and num_full and 2 * num_full >= num_members:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results import measuring
-from benchmarks.results.entry import Command, Entry, object_of
+from benchmarks.results.entry import Command, Entry, Row, object_of
 from benchmarks.results.measuring import measure, program
 from benchmarks.results.record import read_records, write_records
 from benchmarks.results.table import ENTRIES
@@ -22,6 +22,7 @@ def entry(name: str, code: str) -> Entry:
         read=lambda answers: object_of(answers[0]),
         measures=("swarm.core.errors",),
         minutes=1,
+        rows=(Row("speed", "1"),),
     )
 
 
@@ -47,10 +48,12 @@ def test_what_is_measured_is_written_down_and_not_measured_again(own_results: Pa
     failed = measure([bad, good], force=False, say=said.append)
     assert len(failed) == 1
     assert "ended with exit code 3" in failed[0]
-    assert said[0] == "1 of 2: bad, about 1 min; 2 min left in all"
+    assert said[0] == "1 of 2: bad, about 1 min; 2.0 min left in all"
     (record,) = read_records(own_results).values()
     assert record.machine.cores > 0
     assert record.seconds is not None
+    assert record.code is not None
+    assert [line.startswith("| speed | 1 | `python -c ") for line in record.lines] == [True]
     measure([good], force=False, say=said.append)
     assert (tmp_path / "runs").read_text() == "1\n"
     measure([good], force=True, say=said.append)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results.entry import Command, Entry, NotAsStatedError, Row, object_of, passed
-from benchmarks.results.record import Machine, Record, read_records, write_records
+from benchmarks.results.record import Machine, Record, minutes, read_records, write_records
 from benchmarks.results.table import ENTRIES, README, render, rendered_into
 from benchmarks.results.trust import TRUST
 from swarm.core.errors import LocalError
@@ -18,11 +18,11 @@ ENTRY = Entry(
     read=lambda answers: {},
     measures=(),
     minutes=1,
-    row=Row("of {peers:.0f} peers", "{rate:.2f} a second"),
+    rows=(Row("of {peers:.0f} peers", "{rate:.2f} a second"),),
 )
 RECORD = Record(
     figures={"peers": 3, "rate": 1.239},
-    commands=("python -m one",),
+    commands=("python -m one", "python -m other --seed 2"),
     commit="abc1234",
     date="2026-11-02",
     machine=Machine(2),
@@ -52,6 +52,17 @@ def test_a_row_has_its_figures_commands_and_commit() -> None:
     assert row == (
         "| of 3 peers | 1.24 a second | `python -m one`, `python -m other --seed 2` | `abc1234`, 2 Nov 2026 |"
     )
+
+
+def test_rows_stand_as_they_were_measured_until_they_are_with_the_commands_of_now() -> None:
+    before = replace(RECORD, commands=("python -m one --seed 7",), lines=("| of 7 peers | ... |",), figures={})
+    assert render([ENTRY], {"speed": before}).splitlines()[-1] == "| of 7 peers | ... |"
+
+
+def test_the_time_that_is_told_is_the_time_it_took() -> None:
+    assert minutes(ENTRY, None) == minutes(ENTRY, RECORD) == 1
+    assert minutes(ENTRY, replace(RECORD, seconds=90.0)) == 1.5
+    assert minutes(ENTRY, replace(RECORD, seconds=90.0, commands=("python -m one",))) == 1
 
 
 def test_cores_stand_with_each_row_where_machines_differ() -> None:

@@ -723,6 +723,24 @@ def test_the_same_evidence_brought_by_many_in_one_moment_is_filed_whole_and_once
     asyncio.run(play())
 
 
+def test_evidence_that_the_judge_breaks_on_costs_that_case_alone(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the host: whoever has a ticket may bring a file."""
+
+    def breaks(*given: object, **named: object) -> None:
+        raise ValueError("array is too big")
+
+    async def play() -> None:
+        court.open()
+        with monkeypatch.context() as broken:
+            broken.setattr("bootstrap.audit.justice.judge", breaks)
+            await court.accuse(court.past.untrue(1))
+        await court.accuse(court.past.untrue(2))
+        assert [event["event"] for event in court.judged] == ["dismissed", "acquitted"]
+        assert court.quarantined == []
+
+    asyncio.run(play())
+
+
 def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
     accuser = PeerId("accuser")
     evidence = [hashlib.sha256(bytes([number])).digest() for number in range(6)]

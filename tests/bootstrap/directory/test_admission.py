@@ -20,7 +20,7 @@ from swarm.invite import Invite, parse_invite
 from swarm.network.transport import Message
 from tests.bootstrap.state.hosted import Hosted, hosted
 from tests.swarm_in_process import identity_of
-from verification.audit.verdicts import Ban
+from verification.audit.verdicts import Ban, Promotion
 
 
 async def ask(
@@ -95,6 +95,25 @@ def test_who_is_shut_out_or_comes_with_another_chain_or_a_stage_that_is_not_is_r
                 await ask(host, 0)
 
     asyncio.run(knock())
+
+
+def test_a_member_among_strangers_goes_to_no_stage_that_it_wishes_for(tmp_path: Path) -> None:
+    """Else liars with places in any stages would wait for the one that they want to be empty."""
+    member, newcomer, public = 0, 1, {"trust": "public"}
+
+    async def let_in() -> None:
+        async with hosted(tmp_path, run=public) as host:
+            assert [await ask(host, number, stage=1) for number in (member, newcomer)] == [1, 1]
+            promotion = Promotion(host.run.run_id, identity_of(member).peer_id, StageIndex(1), Version(3))
+            host.ledger.append("promotion", promotion.signed_by(host.run.run_key).to_value())
+
+    async def come_again() -> None:
+        async with hosted(tmp_path, run=public) as host:
+            assert await ask(host, member, stage=0) == 1
+            assert await ask(host, newcomer, stage=0) == 0
+
+    asyncio.run(let_in())
+    asyncio.run(come_again())
 
 
 def test_list_admits_whom_it_names(tmp_path: Path) -> None:

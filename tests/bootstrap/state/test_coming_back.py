@@ -102,6 +102,7 @@ def test_the_run_goes_on(zygote: Zygote, tmp_path: Path, row: Row) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(12)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("row", [row for row in TABLE if row not in CHOSEN], ids=str)
 def test_the_run_goes_on_from_any_row_of_the_table(zygote: Zygote, tmp_path: Path, row: Row) -> None:

@@ -27,6 +27,7 @@ def test_a_run_endures_comings_and_goings(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed not in IN_EVERY_TEST_RUN])
 def test_runs_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path)
@@ -37,6 +38,7 @@ def test_a_run_in_windows_endures_comings_and_goings(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed != WINDOWS_IN_EVERY_TEST_RUN])
 def test_runs_in_windows_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path, num_stages=1)

@@ -87,7 +87,7 @@ def play(folder: Path, attack: str | None, *, stage: int, monkeypatch: pytest.Mo
                     else None
                 )
             )
-            await swarm.until_version(steps, timeout_s=20.0 * steps)
+            await swarm.until_version(steps, timeout_s=5.0 * steps)
             liar = everyone[LIAR]
             done = received.get(id(liar.steps.replica), 0) if liar.daemon.at is not None else 0
             report = await swarm.finished(timeout_s=60.0)

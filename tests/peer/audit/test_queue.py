@@ -137,6 +137,14 @@ def test_what_nobody_shows_is_a_debt_and_what_cannot_be_made_here_is_left_out() 
     assert (queue.counters.debts, queue.counters.skipped) == (2, 1)
 
 
+def test_what_an_audit_breaks_on_costs_that_audit_alone() -> None:
+    audits = All(Stage(last=3), {0: ValueError("array is too big")})
+    queue = queue_of(audits)
+    run(queue, over(0, ME), over(1, ME))
+    assert [step for step, _ in audits.made] == [0, 1]
+    assert (queue.counters.debts, queue.counters.skipped) == (0, 1)
+
+
 def test_what_need_not_be_held_any_more_is_not_asked_for() -> None:
     audits = All(Stage(last=RETAINED + 1, version=RETAINED + 1))
     queue = queue_of(audits)

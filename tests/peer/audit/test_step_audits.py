@@ -38,11 +38,13 @@ def counters(swarm: InProcessSwarm) -> list[StepAuditCounters]:
 
 
 @pytest.mark.soak
-def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_path: Path, optimizer: str) -> None:
     """One of three lies, which is too many for the others to agree without it: until its lie is proved."""
 
     async def train() -> InProcessSwarm:
-        manifest, attacks = watched(400), {(1, 2): "wrong_state@3"}
+        manifest = watched(400, optimizer={"name": optimizer, "total_steps": 400})
+        attacks = {(1, 2): "wrong_state@3"}
         async with swarm_in_process(manifest, tmp_path, peers=(3, 3), attacks=attacks) as swarm:
             await swarm.until(lambda: bool(events(swarm, "banned")), timeout_s=90.0)
             justice = swarm.host.justice

@@ -126,6 +126,7 @@ def test_no_half_without_the_hosts_word_goes_on_when_the_network_splits(
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("silence_s", [2.0, 2 * LEASE_S, 30.0])
 @pytest.mark.parametrize("split", sorted(SPLITS))
 def test_two_halves_never_both_finish_a_round(
@@ -164,6 +165,7 @@ def test_a_peer_restarted_in_mid_round_is_never_taken_for_an_equivocator(zygote:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("victim", ["p0a", "p1b"])
 @pytest.mark.parametrize(
     "moment", ["closing", "closed", "committed", "ballot", "vote", "roster", "part", "aggregated", "result", "step"]

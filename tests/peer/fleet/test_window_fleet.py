@@ -50,11 +50,11 @@ def test_a_window_closes_when_the_daemon_closes_it(seed: int) -> None:
     progress.reserve([peer for _, peer in full_at], now=0.0)
     for at, peer in full_at:
         due = progress.next_deadline()
-        if due is not None and due <= at and progress.closing(now=due, synchronous=True):
+        if due is not None and due <= at and progress.closing(now=due):
             break
         progress.report(peer, MemberReport(part.local_steps), now=at)
         due = at
-        if progress.closing(now=at, synchronous=True):
+        if progress.closing(now=at):
             break
     assert outcome.window_s[0] == pytest.approx(due)
 

@@ -85,9 +85,6 @@ class Still:
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         return False
 
-    def saw_step(self, step: Step) -> None:
-        pass
-
     def work_done(self, step: Step) -> None:
         pass
 
@@ -137,6 +134,7 @@ class LinePeer:
             self.downstream,
             self.transport,
             is_before=lambda peer: not self.is_before_nobody and peer in line.of_stage(stage - 1),
+            begun=lambda peer, step: None,
             on_violation=self.violations.append,
         )
         self.server.serve(self.transport)

@@ -11,6 +11,7 @@ from peer.pipeline.exchange_store import MAX_CALLS, ExchangeStore
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from tests.verification.exhibits import SmallRun, received, sent, small_settings, work_of
 from verification.pipeline.exchanges import Exchange
+from verification.pipeline.hop_claim import claims_of
 from verification.round.papers import Exhibit
 
 MIDDLE = 1
@@ -73,6 +74,26 @@ def test_a_header_is_shown_with_what_it_was_made_from_among_many(shown: Sequence
         assert went in found
         assert len(found) == 2
     assert store.own(came.birth.microbatch_id, bytes(32)) == []
+
+
+def test_every_gradient_of_an_activation_that_came_again_and_again_is_shown(shown: Sequence[Exhibit]) -> None:
+    """Two neighbours in league could have a debt written for a gradient that was not among those shown."""
+    store = ExchangeStore(target_of(shown), retained_versions=4, max_microbatches=3)
+    came, went = received(shown[MIDDLE]), sent(shown[MIDDLE])
+    gradients = []
+    while store.has_room(came.birth.step, came.birth.microbatch_id, calls=1):
+        assert came.gradient is not None
+        assert went.gradient is not None
+        answer = replace(went.gradient, attempt=len(gradients))
+        gradients.append(replace(came.gradient, parents=(came.forward.digest(), answer.digest())))
+        assert store.keep(replace(went, gradient=answer))
+        assert store.keep(replace(came, gradient=gradients[-1]))
+    assert len(gradients) == MAX_CALLS // 2
+    for header in gradients:
+        found = store.own(came.birth.microbatch_id, header.digest())
+        assert len(found) == 2
+        claims = claims_of(target_of(shown), found, found)
+        assert header in [claim.header for claim in claims]
 
 
 def test_where_nobody_audits_nothing_is_kept_and_nothing_refused(shown: Sequence[Exhibit]) -> None:

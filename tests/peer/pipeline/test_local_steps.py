@@ -207,7 +207,7 @@ def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str)
         "run": {"trust": "public"},
         "audits": {"contribution_budget": 8.0},
         "limits": {"founders_per_stage": 3},
-        "optimizer": {"total_steps": 9},
+        "optimizer": {"total_steps": 24},
     }
 
     async def train() -> tuple[InProcessSwarm, dict[str, Any]]:

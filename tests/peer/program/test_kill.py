@@ -106,6 +106,7 @@ def test_a_peer_told_to_leave_finishes_its_work_first(zygote: Zygote, tmp_path: 
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("phase", ["forward", "backward", "round", "export"])
 def test_a_run_survives_any_kill(zygote: Zygote, tmp_path: Path, phase: str, seed: int) -> None:

@@ -62,6 +62,7 @@ def test_a_round_ends_in_time_when_a_member_stands_still(
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "moment", ["closing", "closed", "committed", "ballot", "roster", "part", "aggregated", "vote", "result", "step"]

@@ -58,7 +58,7 @@ def test_residual_waits_while_there_is_no_work_and_goes_with_a_state_from_elsewh
     run = prepare(manifest_of(codecs={"averaging": "topk"}), tmp_path)
     model = StageModel(run.settings.model, 0)
     layout = model.layout
-    optimizer = ExactOptimizer(run.settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    optimizer = ExactOptimizer.of(run.settings.optimizer, layout)
     weights = np.full(layout.num_values, 0.5, dtype=np.float32)
     state = StageState(0, layout, weights, dict(optimizer.state_arrays()), optimizer.scalars)
     replica = StageReplica(run.settings, model, state, clip_norm=1.0)

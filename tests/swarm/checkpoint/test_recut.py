@@ -6,6 +6,7 @@ from kernels.int8_moments import num_blocks
 from swarm.checkpoint.recut import recut
 from swarm.checkpoint.state import Array, StageState
 from swarm.model.layout import ParameterLayout
+from swarm.optim.matrices import Matrices
 
 SHAPES = {f"layers.{layer}.{name}": shape for layer in range(4) for name, shape in (("a", (5, 13)), ("b", (300,)))}
 
@@ -48,6 +49,23 @@ def test_each_tensor_keeps_weights_and_moments_and_comes_back_the_same() -> None
     assert np.array_equal(middle["layers.1.b"], old[0].layout.views(old[0].weights)["layers.1.b"])
     assert np.array_equal(middle["layers.2.a"], old[1].layout.views(old[1].weights)["layers.2.a"])
     assert [state.version for state in new] == [7, 7, 7]
+
+
+def test_what_muon_does_not_turn_keeps_its_packed_second_moments() -> None:
+    old = [state_of(layout, number, coded=False) for number, layout in enumerate(layouts(0, 2))]
+    for state in old:
+        matrices = Matrices.of(state.layout)
+        assert matrices.num_packed == 2 * 300
+        views = state.layout.views(state.moments["second"].astype(np.float32))
+        second = np.concatenate([values for name, values in views.items() if name.endswith("b")])
+        state.moments = {"momentum": state.moments["first"], "second": second}
+    new = recut(old, layouts(0, 1, 3))
+    assert [state.moments["second"].size for state in new] == [300, 600, 300]
+    assert np.array_equal(new[1].moments["second"][:300], old[0].moments["second"][300:])
+    for before, after in zip(old, recut(new, layouts(0, 2)), strict=True):
+        assert {name: array.tobytes() for name, array in after.moments.items()} == {
+            name: array.tobytes() for name, array in before.moments.items()
+        }
 
 
 def test_norms_are_spread_over_values_and_running_products_are_of_who_gives_most() -> None:

@@ -29,6 +29,7 @@ def test_steps_schedule_batch_limits_and_cut_may_be_amended_and_nothing_else() -
         "limits.max_in_flight",
         "limits.min_replicas",
         "limits.rebalance_s",
+        "limits.refill_s",
         "limits.max_microbatch_attempts",
         "model.stage_layers",
     )
@@ -110,8 +111,15 @@ def test_amendments_that_do_not_follow_or_are_not_the_keys_are_refused() -> None
 
 def test_what_was_done_at_a_version_was_done_under_the_amendments_in_force_there() -> None:
     run = run_with(*chain())
-    found = {}
-    for number in range(3):
-        found[number] = [version for version in range(12) if run.under(number).could_be_of(version, run)]
+
+    def versions(number: int, *, shows_era: bool) -> list[int]:
+        under = run.under(number)
+        return [version for version in range(12) if under.could_be_of(version, run, shows_era=shows_era)]
+
     # At the version itself the states of both eras are signed for.
-    assert found == {0: [0, 1, 2, 3, 4], 1: [4, 5, 6, 7, 8, 9], 2: [9, 10, 11]}
+    assert [versions(number, shows_era=True) for number in range(3)] == [
+        [0, 1, 2, 3, 4],
+        [4, 5, 6, 7, 8, 9],
+        [9, 10, 11],
+    ]
+    assert [versions(number, shows_era=False) for number in range(3)] == [[0, 1, 2, 3], [5, 6, 7, 8], [10, 11]]

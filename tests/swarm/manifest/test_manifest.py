@@ -182,7 +182,7 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
         ),
         ("[optimizer]\nlearning_rate = nan", ["optimizer.learning_rate", "finite"]),
         ("[optimizer]\nlearning_rate = -1e-3", ["optimizer.learning_rate = -0.001", "greater than 0"]),
-        ("[optimizer]\nname = 'adam'", ['optimizer.name = "adam"', "'adamw' or 'sgd'"]),
+        ("[optimizer]\nname = 'adam'", ['optimizer.name = "adam"', "'adamw', 'muon' or 'sgd'"]),
         ("[optimizer]\nname = 'sgd'\ncorrection = 'nadamw'", ["optimizer.correction", 'optimizer.name = "adamw"']),
         ("[checkpoint]\nsnapshot_every = 7", ["checkpoint.snapshot_every = 7", "checkpoint.every_steps = 48", "= 49"]),
         ("[averaging]\ndelay = 2", ["averaging.delay = 2", "0 or 1"]),

@@ -37,6 +37,7 @@ from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_
 from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
+from swarm.core.directory.posting import Posting
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -242,6 +243,9 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Accusation(*charge),
         Promotion(chain.run_id, shown.accused, StageIndex(1), Version(3), signature=bytes(64)),
         Debt(chain.run_id, shown.accused, Version(3), signature=bytes(64)),
+        Posting(
+            chain.run_id, shown.accused, StageIndex(1), StageIndex(0), era=2, version=Version(3), signature=bytes(64)
+        ),
         Plea(chain.run_id, shown.accused, StageIndex(1), Version(3), bytes(32), (bytes(32),) * 2, signature=bytes(64)),
         Agreement(
             run_id=chain.run_id,

@@ -14,6 +14,7 @@ from swarm.core.settings import PART_VALUES, OptimizerSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.matrices import Matrices, Matrix
 
 SIZE = 3_000
 DECAY_RANGES = ((100, 1_000), (1_000, 1_500), (2_900, 3_000))
@@ -21,11 +22,14 @@ ADAMW = OptimizerSettings(learning_rate=0.02, warmup_steps=5, total_steps=60)
 NADAMW = OptimizerSettings(correction="nadamw", learning_rate=0.02, warmup_steps=5, total_steps=60)
 SGD = OptimizerSettings(name="sgd", learning_rate=0.2, warmup_steps=5, total_steps=60)
 Floats = NDArray[np.float32]
-FORMATS = [ADAMW, NADAMW, SGD, replace(ADAMW, moments="int8"), replace(NADAMW, moments="int8")]
+MUON = OptimizerSettings(name="muon", learning_rate=0.02, warmup_steps=5, total_steps=60)
+MATRICES = (Matrix(150, 30, 20), Matrix(800, 7, 40), Matrix(1_100, 40, 7))
+RUNS = [*Matrices(MATRICES, SIZE).runs(slice(0, SIZE))]
+FORMATS = [ADAMW, NADAMW, SGD, MUON, replace(ADAMW, moments="int8"), replace(NADAMW, moments="int8")]
 
 
 def ours(settings: OptimizerSettings, weights: Floats, gradients: list[Floats], clip_norm: float) -> Floats:
-    optimizer = ExactOptimizer(settings, num_values=weights.size, decay_ranges=DECAY_RANGES)
+    optimizer = ExactOptimizer(settings, num_values=weights.size, decay_ranges=DECAY_RANGES, matrices=MATRICES)
     for step, gradient in enumerate(gradients):
         new = np.empty_like(weights)
         optimizer.step(weights, gradient, step=step, clip_norm=clip_norm, out=new)
@@ -77,6 +81,57 @@ def test_weights_agree_with_torch_when_50_steps_are_taken(settings: OptimizerSet
     assert tree_norm(got - wanted) <= 1e-5 * tree_norm(wanted - weights), "relative to how far training has moved"
 
 
+def of_torch(settings: OptimizerSettings, weights: Floats, gradients: list[Floats]) -> Floats:
+    """torch's Muon for the matrices, its AdamW for the rest."""
+    flat = torch.from_numpy(weights.copy())
+    matrices = [torch.nn.Parameter(flat[one.where].view(one.rows, one.columns)) for one in MATRICES]
+    rest = [torch.nn.Parameter(flat[run.where]) for run in RUNS if not run.is_turned]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay),
+    ]
+    for step, gradient in enumerate(gradients):
+        slope = torch.from_numpy(gradient)
+        for run, parameter in zip(RUNS, in_order(matrices, rest), strict=True):
+            parameter.grad = slope[run.where].view(parameter.shape)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(settings, step)
+            optimizer.step()
+    return flat.numpy()
+
+
+def in_order(matrices: list[torch.nn.Parameter], rest: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    turned, others = iter(matrices), iter(rest)
+    return [next(turned) if run.is_turned else next(others) for run in RUNS]
+
+
+def test_muon_moves_matrices_as_torch_does_and_the_rest_as_adamw() -> None:
+    """torch turns matrices in bf16, which is some percent off."""
+    rng = np.random.default_rng(0)
+    weights, slope = rng.standard_normal((2, SIZE), dtype=np.float32)
+    gradients = [slope + rng.standard_normal(SIZE, dtype=np.float32) for _ in range(20)]
+    everywhere = ExactOptimizer(MUON, num_values=SIZE, decay_ranges=((0, SIZE),), matrices=MATRICES)
+    got = weights
+    for step, gradient in enumerate(gradients):
+        new = np.empty_like(got)
+        everywhere.step(got, gradient, step=step, clip_norm=1e9, out=new)
+        got = new
+    wanted = of_torch(MUON, weights, gradients)
+    for run in RUNS:
+        moved = wanted[run.where] - weights[run.where]
+        assert tree_norm(got[run.where] - wanted[run.where]) < (0.05 if run.is_turned else 1e-5) * tree_norm(moved)
+
+
+def test_muon_keeps_one_moment_of_what_it_turns() -> None:
+    turned = sum(one.rows * one.columns for one in MATRICES)
+    optimizer = ExactOptimizer(MUON, num_values=SIZE, decay_ranges=DECAY_RANGES, matrices=MATRICES)
+    assert {name: array.size for name, array in optimizer.moments.items()} == {
+        "momentum": SIZE,
+        "second": SIZE - turned,
+    }
+
+
 def test_report_says_what_was_done_when_a_gradient_is_long_or_short() -> None:
     weights = np.ones(SIZE, dtype=np.float32)
     gradient = np.full(SIZE, 2.0, dtype=np.float32)
@@ -104,8 +159,8 @@ def test_nothing_changes_when_the_gradient_is_not_finite(settings: OptimizerSett
 
 def test_decay_shrinks_only_its_ranges_when_the_gradient_is_zero() -> None:
     weights, out = np.ones(SIZE, dtype=np.float32), np.empty(SIZE, dtype=np.float32)
-    for settings in (ADAMW, NADAMW, SGD):
-        optimizer = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES)
+    for settings in (ADAMW, NADAMW, SGD, MUON):
+        optimizer = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES, matrices=MATRICES)
         optimizer.step(weights, np.zeros(SIZE, np.float32), step=9, clip_norm=1.0, out=out)
         shrunk = np.flatnonzero(out != 1.0)
         np.testing.assert_array_equal(shrunk, np.concatenate([np.arange(*bounds) for bounds in DECAY_RANGES]))
@@ -117,12 +172,12 @@ def test_training_goes_on_with_the_same_bits_when_state_is_saved_and_loaded(sett
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(SIZE, dtype=np.float32)
     gradients = rng.standard_normal((6, SIZE), dtype=np.float32)
-    optimizer = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES)
+    optimizer = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES, matrices=MATRICES)
     out = np.empty_like(weights)
     for step in range(3):
         optimizer.step(weights, gradients[step], step=step, clip_norm=1.0, out=out)
         weights, out = out, weights
-    restored = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES)
+    restored = ExactOptimizer(settings, num_values=SIZE, decay_ranges=DECAY_RANGES, matrices=MATRICES)
     restored.load_state({name: array.copy() for name, array in optimizer.state_arrays().items()}, optimizer.scalars)
     results = []
     for each in (optimizer, restored):
@@ -196,7 +251,10 @@ def test_bits_stay_when_threads_share_a_step_or_the_norm_is_known(settings: Opti
     results = []
     for count, known in ((1, None), (1, norm), (2, None), (4, norm)):
         ranges = ((0, PART_VALUES + 5), (PART_VALUES + 77, size - 1))
-        optimizer = ExactOptimizer(settings, num_values=size, decay_ranges=ranges, threads=Threads(count))
+        matrices = (Matrix(1_000, 200, 300), Matrix(100_000, 900, 250))
+        optimizer = ExactOptimizer(
+            settings, num_values=size, decay_ranges=ranges, matrices=matrices, threads=Threads(count)
+        )
         out = np.empty_like(weights)
         report = optimizer.step(weights, gradient, step=3, clip_norm=1.0, out=out, gradient_norm=known)
         assert report.gradient_norm == norm

@@ -38,6 +38,8 @@ def test_moments_of_later_versions_bound_those_of_an_older_one(moments: Literal[
 def test_where_there_are_none_or_nothing_can_be_said_there_is_none() -> None:
     sgd = OptimizerSettings(name="sgd", total_steps=50)
     assert second_moments(sgd, ExactOptimizer(sgd, num_values=8, decay_ranges=()).moments) is None
+    muon = OptimizerSettings(name="muon")
+    assert second_moments(muon, ExactOptimizer(muon, num_values=8, decay_ranges=()).moments) is None
     forgetful = OptimizerSettings(beta2=0.0, total_steps=50)
     held = ExactOptimizer(forgetful, num_values=8, decay_ranges=()).moments
     assert second_moments(forgetful, held, steps_since=1) is None

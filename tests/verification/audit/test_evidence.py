@@ -611,18 +611,32 @@ def test_work_of_before_an_amendment_is_judged_by_the_settings_that_were_in_forc
     later = Amendment(world.signed.run_id, 1, NOTHING_BEFORE, Version(9), rate).signed_by(run_key())
     amended, case = replace(world.signed, amendments=(later,)), world.step(0)
     as_it_was = case.to_evidence(amended.under(0))
-    assert as_it_was.run.could_be_of(int(as_it_was.version), amended)
+    assert as_it_was.run.could_be_of(int(as_it_was.version), amended, shows_era=True)
     assert not judge(_read(as_it_was.to_bytes())).guilty
     as_it_is = case.to_evidence(amended)
     assert as_it_is.run_id == as_it_was.run_id
     assert as_it_is.settings.optimizer.learning_rate == 0.5
-    assert not as_it_is.run.could_be_of(int(as_it_is.version), amended)
+    assert not as_it_is.run.could_be_of(int(as_it_is.version), amended, shows_era=True)
     for wrong in (as_it_is, world.mismatch(world.contribution, world.parts).to_evidence(amended)):
         with pytest.raises(RemoteError, match="a past under 0 amendments"):
             judge(_read(wrong.to_bytes()))
     unsigned = replace(later, signature=bytes(64))
     with pytest.raises(RemoteError, match="not signed by the run key"):
         judge(case.to_evidence(replace(amended, amendments=(unsigned,))))
+
+
+def test_an_honest_part_is_not_held_against_a_cut_that_begins_or_ends_with_its_step(world: World) -> None:
+    """Under other stages it has another length, and no honest program writes that: all of a stage were to be banned."""
+    cut = packed_changes({"model.stage_layers": [[0, 2], [2, 4]]})
+    at = Version(int(world.contribution.step))
+    amendment = Amendment(world.signed.run_id, 1, NOTHING_BEFORE, at, cut).signed_by(run_key())
+    amended = replace(world.signed, amendments=(amendment,))
+    case = ProtocolViolation(message=world.contribution, part=len(world.parts) - 1, body=world.parts[-1])
+    as_it_is, as_it_was = case.to_evidence(amended), case.to_evidence(amended.under(0))
+    assert not judge(_read(as_it_was.to_bytes())).guilty
+    assert judge(_read(as_it_is.to_bytes())).guilty
+    for evidence in (as_it_is, as_it_was):  # an era ends and another begins with this step: it does not say in which
+        assert not evidence.run.could_be_of(int(evidence.version), amended, shows_era=False)
 
 
 def test_a_past_that_is_not_certified_proves_nothing(world: World) -> None:

@@ -27,7 +27,12 @@ from swarm.optim.stage_step import FlatGradient, StageStep, first_state
 from tests.verification.exhibits import small_settings
 from verification.replay.stepped_again import CertifiedStep, StepsAgain, needs_of
 
-LAYOUT = ParameterLayout.of({"a": (3, 100_001), "b": (77,), "c": (450_000,)})
+LAYOUT = ParameterLayout.of(
+    {
+        **{"a": (3, 100_001), "b": (77,), "c": (250_000,)},
+        **{"layers.0.d": (9, 12_345), "layers.0.e": (111,), "layers.1.d": (20, 4445)},
+    }
+)
 CUT = Parts(LAYOUT.num_values)
 """Values in three parts, whose arrays end in the middle of blocks and chunks."""
 CLIP_NORM = 2.0
@@ -36,6 +41,7 @@ OPTIMIZERS = {
     "nadamw": OptimizerSettings(correction="nadamw"),
     "int8 moments": OptimizerSettings(moments="int8"),
     "sgd": OptimizerSettings(name="sgd", momentum=0.9),
+    "muon": OptimizerSettings(name="muon"),
 }
 
 

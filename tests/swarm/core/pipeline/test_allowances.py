@@ -76,7 +76,7 @@ def _step(
     order = [*present][first:] + [*present][:first]
     granted, done, busy = (dict.fromkeys(present, 0) for _ in range(3))
     tick = 0
-    while (closing := progress.closing(now=tick * TICK_S, synchronous=True)) is None:
+    while (closing := progress.closing(now=tick * TICK_S)) is None:
         for peer in order:
             source, started = present[peer], granted[peer]
             held = min(SLOTS, started - done[peer])
@@ -218,7 +218,7 @@ def test_at_later_stages_a_word_counts_for_as_much_as_its_speaker_may_have_done(
             progress.reserve([honest, liar], now=0.0)
             progress.report(liar, MemberReport(4), now=0.0)
             done = 0
-            while progress.closing(now=0.1 * done, synchronous=True) is None:
+            while progress.closing(now=0.1 * done) is None:
                 done += 1
                 progress.report(honest, MemberReport(done), now=0.1 * done)
             closed[bounded].append(done)

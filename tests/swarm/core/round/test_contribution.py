@@ -300,3 +300,21 @@ def test_a_reduced_part_of_a_cohort_comes_back_as_it_was() -> None:
     for wrong in (replace(share, shares=combined.shares), replace(share, squares=1.0)):
         with pytest.raises(RemoteError, match="itself combined"):
             ReducedPart.from_value(wrong.to_value())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(BEFORE, members=(), work=(), links=()),
+        replace(BEFORE, previous_members=(), previous_work=()),
+        replace(BEFORE, members=PEERS[::-1]),
+        replace(BEFORE, previous_members=PEERS[:1] * 2),
+        replace(BEFORE, links=(None,)),
+        replace(BEFORE, work=(1,)),
+    ],
+)
+def test_a_basis_of_nobody_or_out_of_order_is_refused(wrong: RoundBasis) -> None:
+    """A member of two could show one to the host, which asks where its stage stands, and have it end."""
+    assert RoundBasis.from_value(BEFORE.to_value()) == BEFORE
+    with pytest.raises(RemoteError, match="basis"):
+        RoundBasis.from_value(wrong.to_value())

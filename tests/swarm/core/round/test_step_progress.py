@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from swarm.core.ids import PeerId, Step
+from swarm.core.pipeline.allowances import Allowances
 from swarm.core.round.step_progress import MemberReport, StepProgress, WindowProgress
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -62,7 +63,7 @@ def test_grants_never_exceed_the_target_in_any_interleaving() -> None:
                 member.done, member.in_flight = member.done + member.in_flight, 0
         assert sum(m.done for m in members.values()) == target, f"seed {seed}"
         assert progress.is_exhausted
-        closing = progress.closing(now=0.0, synchronous=True)
+        closing = progress.closing(now=0.0)
         assert closing is not None
         assert "all of" in closing.reason
 
@@ -83,9 +84,9 @@ def test_what_a_lost_source_had_not_passed_on_is_granted_again_unless_half_the_s
     assert progress.report(B, MemberReport(0, 3, num_wanted=9), now=2.0) == 3
     assert progress.is_exhausted
     progress.report(C, MemberReport(again, 0), now=3.0)
-    assert progress.closing(now=3.0, synchronous=True) is None
+    assert progress.closing(now=3.0) is None
     progress.report(B, MemberReport(3, 0), now=3.0)
-    closing = progress.closing(now=3.0, synchronous=True)
+    closing = progress.closing(now=3.0)
     assert closing is not None
     assert closing.reason == f"all of {again + 3} microbatches are in"
 
@@ -97,9 +98,9 @@ def test_a_source_that_was_taken_for_lost_is_waited_for_again() -> None:
     assert progress.report(B, MemberReport(0, 0, num_wanted=9), now=0.0) == 5
     progress.report(B, MemberReport(5, 0), now=1.0)
     progress.report(A, MemberReport(1, 2, num_passed_on=2), now=1.0)
-    assert progress.closing(now=1.0, synchronous=True) is None
+    assert progress.closing(now=1.0) is None
     progress.report(A, MemberReport(3, 0), now=2.0)
-    assert progress.closing(now=2.0, synchronous=True) is not None
+    assert progress.closing(now=2.0) is not None
 
 
 @pytest.mark.parametrize("ended", [0, 3])
@@ -117,7 +118,7 @@ def test_who_does_not_end_what_it_was_granted_keeps_no_step_open(ended: int) -> 
     assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 61) == 8 - ended
     assert progress.report(A, held, now=306.0) == ended
     progress.report(B, MemberReport(8 - ended, 0), now=307.0)
-    closing = progress.closing(now=307.0, synchronous=True)
+    closing = progress.closing(now=307.0)
     assert closing is not None
     assert "all of 8" in closing.reason
 
@@ -194,9 +195,9 @@ def test_a_full_step_waits_for_stragglers_a_bounded_time() -> None:
     progress = _progress(4)
     progress.report(A, MemberReport(0, 0, num_wanted=2), now=0.0)
     progress.report(B, MemberReport(4, 1), now=5.0)  # as a leader after another would see it
-    assert progress.closing(now=5.0, synchronous=False) is None
+    assert progress.closing(now=5.0) is None
     assert progress.next_deadline() == 5.0 + STRAGGLER_S
-    closing = progress.closing(now=5.0 + STRAGGLER_S, synchronous=False)
+    closing = progress.closing(now=5.0 + STRAGGLER_S)
     assert closing is not None
     assert closing.reason == "3 stragglers are late by 2.0 s"
 
@@ -209,19 +210,22 @@ def test_a_step_that_is_full_no_more_forgets_its_stragglers() -> None:
     progress.lost(B)
     progress.report(C, MemberReport(3, 0, num_wanted=1), now=50.0)
     progress.report(B, MemberReport(0, 1), now=50.0)
-    assert progress.closing(now=50.5, synchronous=False) is None
-    assert progress.closing(now=50.0 + STRAGGLER_S, synchronous=False) is not None
+    assert progress.closing(now=50.5) is None
+    assert progress.closing(now=50.0 + STRAGGLER_S) is not None
 
 
 @pytest.mark.parametrize("is_source", [False, True])
-def test_nothing_closes_without_microbatches_but_when_the_next_step_was_seen(is_source: bool) -> None:
+def test_nothing_closes_without_microbatches_before_the_stage_beside_it_closes_the_step(is_source: bool) -> None:
     progress = _progress(is_source=is_source)
     for now in (0.0, 10.0, 1e6):
-        assert progress.closing(now=now, synchronous=True) is None
+        assert progress.closing(now=now) is None
         progress.report(A, MemberReport(0, 1, num_wanted=1), now=now)
-        assert progress.closing(now=now, synchronous=True) is None
-    progress.report(A, MemberReport(0, 0, saw_next=True), now=1e6)
-    closing = progress.closing(now=1e6, synchronous=True)
+        assert progress.closing(now=now) is None
+    if is_source:
+        progress.report(A, MemberReport(0, 0, is_over=True), now=1e6)
+    else:
+        progress.closed_before(now=1e6 - STRAGGLER_S)
+    closing = progress.closing(now=1e6)
     assert closing is not None
     assert "0 microbatches in" in closing.reason
 
@@ -233,68 +237,72 @@ def test_a_step_closes_with_what_it_holds_when_none_was_added_for_long() -> None
     progress.report(A, MemberReport(3), now=10.0)
     progress.report(A, MemberReport(3), now=20.0)
     assert progress.next_deadline() == 10.0 + STEP_S
-    assert progress.closing(now=10.0 + STEP_S - 0.1, synchronous=False) is None
-    closing = progress.closing(now=10.0 + STEP_S, synchronous=False)
+    assert progress.closing(now=10.0 + STEP_S - 0.1) is None
+    closing = progress.closing(now=10.0 + STEP_S)
     assert closing is not None
     assert closing.reason == "3 microbatches, and none for 120 s"
 
 
-def test_the_next_steps_microbatch_closes_a_step_after_the_stragglers_time() -> None:
+def test_a_step_that_the_stage_before_has_closed_waits_for_what_is_under_way() -> None:
     progress = _progress(is_source=False)
     progress.report(A, MemberReport(3), now=0.0)
-    progress.report(B, MemberReport(2, saw_next=True), now=1.0)
-    assert progress.closing(now=1.0, synchronous=False) is None
-    assert progress.next_deadline() is not None
-    assert progress.closing(now=1.0 + STRAGGLER_S, synchronous=False) is not None
-    assert progress.closing(now=1.0, synchronous=True) is not None  # sources wait for this very round
+    progress.closed_before(now=1.0)
+    progress.report(B, MemberReport(2), now=2.0)
+    progress.closed_before(now=2.5)
+    assert progress.closing(now=2.5) is None
+    assert progress.next_deadline() == 2.0 + STRAGGLER_S
+    closing = progress.closing(now=2.0 + STRAGGLER_S)
+    assert closing is not None
+    assert "5 microbatches in" in closing.reason
 
 
-@pytest.mark.parametrize("synchronous", [True, False])
-def test_who_says_at_once_that_the_next_step_has_begun_closes_no_later_stages_step_short(synchronous: bool) -> None:
-    progress = StepProgress(Step(3), False, 8, STEP_S, STRAGGLER_S, usual_s=20.0)
+def test_a_later_stage_takes_no_members_word_that_its_step_is_over() -> None:
+    progress = _progress(is_source=False)
     progress.reserve((A, B), now=0.0)
-    progress.report(B, MemberReport(0, saw_next=True), now=0.1)
-    assert progress.closing(now=19.0, synchronous=synchronous) is None, "the last step took as long"
-    for done in range(1, 8):
-        progress.report(A, MemberReport(done), now=10.0 + 5.0 * done)
-        assert progress.closing(now=15.0 + 5.0 * done, synchronous=synchronous) is None
-    assert progress.closing(now=45.0 + 90.0, synchronous=synchronous) is not None, "it is short"
+    progress.report(B, MemberReport(0, is_over=True), now=0.1)
+    progress.report(A, MemberReport(7), now=45.0)
+    assert progress.closing(now=45.0 + STEP_S - 1) is None
     progress.report(A, MemberReport(8), now=50.0)
-    closing = progress.closing(now=50.0, synchronous=synchronous)
+    closing = progress.closing(now=50.0)
     assert closing is not None
     assert "all of 8" in closing.reason
 
 
-def test_where_all_of_a_later_stages_work_was_lost_the_next_step_closes_it_after_a_steps_time() -> None:
-    progress = StepProgress(Step(3), False, 8, STEP_S, STRAGGLER_S, usual_s=20.0)
-    progress.reserve((A,), now=0.0)
-    progress.report(A, MemberReport(0, saw_next=True), now=5.0)
-    assert progress.closing(now=24.0, synchronous=True) is None
-    assert progress.next_deadline() is not None
-    assert progress.closing(now=25.0, synchronous=True) is not None
+@pytest.mark.parametrize("says", [0, 5])
+def test_work_that_is_not_believed_or_not_said_keeps_no_step_open_that_the_stage_before_has_closed(says: int) -> None:
+    """Who brought nothing of late did half of the step's work: as much as it says is believed of it no more."""
+    honest, liar = PeerId("honest"), PeerId("liar")
+    progress = StepProgress(Step(3), False, 10, STEP_S, STRAGGLER_S, allowances=Allowances({honest: 17, liar: 1}, 2))
+    progress.reserve((honest, liar), now=0.0)
+    progress.report(honest, MemberReport(5), now=30.0)
+    progress.report(liar, MemberReport(says), now=30.0)
+    assert progress.num_done < 10
+    assert progress.closing(now=31.0) is None
+    progress.closed_before(now=31.0)
+    assert progress.closing(now=31.0 + STRAGGLER_S) is not None, "it stood still for a step's time"
 
 
 def test_sources_close_what_downstream_has_closed_for_all_of_them() -> None:
     progress = _progress()
     progress.report(A, MemberReport(2, 1, num_wanted=1), now=0.0)
-    assert progress.report(B, MemberReport(1, 0, num_wanted=3, saw_next=True), now=1.0) == 1
-    assert progress.closing(now=1.0, synchronous=False) is None
+    assert progress.report(B, MemberReport(1, 0, num_wanted=3, is_over=True), now=1.0) == 1
+    assert progress.closing(now=1.0) is None
     assert progress.report(A, MemberReport(3, 0, num_wanted=2), now=1.5) == 5, "it tries"
     assert not progress.is_exhausted
-    assert progress.closing(now=100.0, synchronous=False) is None
-    progress.report(A, MemberReport(3, 0, num_wanted=2, saw_next=True), now=101.0)
+    assert progress.closing(now=100.0) is None
+    progress.report(A, MemberReport(3, 0, num_wanted=2, is_over=True), now=101.0)
     assert progress.is_exhausted
-    assert progress.closing(now=101.0, synchronous=False) is not None
+    assert progress.closing(now=101.0) is not None
 
 
 @pytest.mark.parametrize("holds", [0, 3])
 def test_one_source_that_says_the_step_is_over_ends_it_for_itself_alone(holds: int) -> None:
     progress = _progress()
     progress.reserve((A, B), now=0.0)
-    assert progress.report(B, MemberReport(0, 0, num_wanted=4, saw_next=True), now=0.0) == 0
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4, is_over=True), now=0.0) == 0
     assert progress.report(A, MemberReport(0, 0, num_wanted=8), now=0.0) == 8
     progress.report(A, MemberReport(8 - holds, holds), now=1.0)
-    closing = progress.closing(now=1.0, synchronous=True)
+    closing = progress.closing(now=1.0)
     assert (closing is None) == bool(holds)
     assert closing is None or "all of 8" in closing.reason
 
@@ -305,11 +313,11 @@ def test_one_that_never_says_so_keeps_no_closed_step_open() -> None:
     progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.0)
     progress.report(A, MemberReport(0, 4), now=0.0)
     progress.report(B, MemberReport(2, 0, num_wanted=2), now=1.0)
-    progress.report(B, MemberReport(2, 0, num_wanted=2, saw_next=True), now=1.0)
+    progress.report(B, MemberReport(2, 0, num_wanted=2, is_over=True), now=1.0)
     progress.report(A, MemberReport(0, 4), now=2.0)
-    assert progress.closing(now=2.0, synchronous=True) is None
+    assert progress.closing(now=2.0) is None
     progress.report(A, MemberReport(0, 4), now=1.0 + 4.0)
-    closing = progress.closing(now=5.0, synchronous=True)
+    closing = progress.closing(now=5.0)
     assert closing is not None
     assert "2 microbatches in" in closing.reason
 
@@ -320,7 +328,7 @@ def test_a_vanished_source_does_not_hold_the_step_open() -> None:
     progress.lost(A)
     assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
     progress.report(B, MemberReport(4, 0), now=2.0)
-    assert progress.closing(now=2.0, synchronous=True) is not None
+    assert progress.closing(now=2.0) is not None
 
 
 def test_a_share_is_kept_for_a_member_that_has_not_reported_yet() -> None:
@@ -373,7 +381,7 @@ def _windows(*members: PeerId) -> WindowProgress:
 
 
 def _why(progress: WindowProgress, now: float) -> str:
-    closing = progress.closing(now=now, synchronous=True)
+    closing = progress.closing(now=now)
     return "" if closing is None else closing.reason
 
 
