@@ -168,7 +168,7 @@ class Bench:
     def _open(self) -> None:
         """What comes is decoded by a thread of its own, one microbatch ahead; where there is a GPU."""
         tensors, gradient = self.tensors, self.tensors.gradient
-        self._opened.append((self._copies.submit(tensors.x, self.x), self._copies.submit(gradient, self.grad_y)))
+        self._opened.append((self._copies.submit(tensors.x, self.x, b""), self._copies.submit(gradient, self.grad_y)))
 
     def round(self) -> None:
         """What the end of a step moves between device and host."""

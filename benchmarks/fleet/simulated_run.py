@@ -26,12 +26,16 @@ from swarm.core.round.contribution import ReducedPart, Work
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
 from swarm.model.stage import StageModel, Weights
+from swarm.model.subspace import StageInput, WithinSubspace
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
 
 Floats = NDArray[np.float32]
 Tamper = Callable[[StageIndex, Step, list[Floats]], list[Floats]]
 """What the replicas of a stage contribute in place of their mean gradients, which are given in their order."""
+
+
+ID_BYTES = 4
 
 
 class SimulatedRun:
@@ -72,10 +76,11 @@ class SimulatedRun:
         """Nats a token as the host measures them: forward through the run's activation codec."""
         loss_sum, count = 0.0, 0
         for tokens_BL, targets_BL in host_windows(self.settings, self._run.held_out, evaluate_tokens=evaluate_tokens):
-            x = torch.from_numpy(tokens_BL)
+            ids_BL = torch.from_numpy(tokens_BL)
+            x: StageInput = ids_BL
             for replicas in self.stages[:-1]:
                 y_BLD, _ = replicas[0].model.forward(_weights(replicas[0]), x, keep=False)
-                x = self._sent_forward(y_BLD)
+                x = self._sent_forward(y_BLD, ids_BL)
             last = self.stages[-1][0]
             found, num_tokens, _ = last.model.loss(_weights(last), x, torch.from_numpy(targets_BL), keep=False)
             loss_sum, count = loss_sum + found, count + num_tokens
@@ -87,11 +92,12 @@ class SimulatedRun:
             return 0.0
         tokens_BL, targets_BL = (torch.from_numpy(array) for array in joined([self._reader.batch(key) for key in ids]))
         line = [replicas[replica] for replicas in self.stages]
-        x, saved = tokens_BL, []
+        x: StageInput = tokens_BL
+        saved = []
         for stage in line[:-1]:
             y_BLD, kept = stage.model.forward(_weights(stage), x, keep=True)
             saved.append(kept)
-            x = self._sent_forward(y_BLD)
+            x = self._sent_forward(y_BLD, tokens_BL)
         sums = [stage.sum_of(step) for stage in line]
         loss_sum, num_tokens, kept_loss = line[-1].model.loss(_weights(line[-1]), x, targets_BL, keep=True)
         assert kept_loss is not None
@@ -107,10 +113,12 @@ class SimulatedRun:
                 stage.record(step, Work(key, 0, stage.version, num_tokens // len(ids), bytes(32), bytes(32)))
         return loss_sum
 
-    def _sent_forward(self, y_BLD: torch.Tensor) -> torch.Tensor:
+    def _sent_forward(self, y_BLD: torch.Tensor, ids_BL: torch.Tensor) -> StageInput:
         encoded = self._forward.encode(y_BLD)
-        self.activation_bytes += len(encoded)
-        return self._forward.decode(encoded, _shape(y_BLD))
+        sends_ids = self.settings.model.sends_ids
+        self.activation_bytes += len(encoded) + ID_BYTES * ids_BL.numel() * sends_ids
+        values = self._forward.decode(encoded, _shape(y_BLD))
+        return WithinSubspace(values, ids_BL) if sends_ids else values
 
     def _sent_backward(self, grad_BLD: torch.Tensor) -> torch.Tensor:
         encoded = self._backward.encode(grad_BLD)

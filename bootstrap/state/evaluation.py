@@ -8,7 +8,7 @@ from bootstrap.owner.progress import RunProgress, VersionGone
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.core.plan import activation_bytes_per_token
+from swarm.core.plan import hop_bytes_per_token
 from swarm.core.settings import RunSettings
 from swarm.core.transfers import longest_way_s
 from swarm.manifest.model import hidden_size
@@ -38,7 +38,7 @@ class Evaluation:
         self._progress = progress
         per_batch = settings.microbatch_tokens
         self._answer_s = 2 * longest_way_s(
-            per_batch * activation_bytes_per_token(settings.codecs.activations, hidden_size(settings.model)),
+            per_batch * hop_bytes_per_token(settings, hidden_size(settings.model))[0],
             settings.model.num_stages - 1,
             floor_s=settings.deadlines.hop_s,
             least_mbit=settings.deadlines.least_mbit,

@@ -11,6 +11,7 @@ from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
+from swarm.model.subspace import StageInput
 from verification.pipeline.headers import BirthRecord, HopHeader, Kind
 
 
@@ -51,13 +52,11 @@ class AttackedPass(StagePass):
             activation = replace(activation, parents=parents)
         return super().forward_header(activation, consumer)
 
-    def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
+    def output(self, birth: BirthRecord, x: StageInput) -> tuple[Version, torch.Tensor, Saved]:
         version, y_BLD, saved = super().output(birth, x)
         return version, self._adversary.activation(_at(birth), saved.weights, x, y_BLD), saved
 
-    def outcome(
-        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor
-    ) -> tuple[Version, float, SavedLoss]:
+    def outcome(self, birth: BirthRecord, x: StageInput, targets_BL: torch.Tensor) -> tuple[Version, float, SavedLoss]:
         return super().outcome(birth, x, self._targets(_at(birth), targets_BL))
 
     def gradient(self, birth: BirthRecord, saved: Saved, grad_y_BLD: torch.Tensor) -> torch.Tensor | None:

@@ -22,6 +22,7 @@ from swarm.core.round.contribution import Charge, Work
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
+from swarm.model.subspace import StageInput
 from swarm.network.transport import Directory
 from verification.pipeline.headers import BirthRecord
 
@@ -71,7 +72,7 @@ class Adversary:
         """The weights to compute with, as those of `version`."""
         return weights
 
-    def activation(self, at: At, weights: Weights, x: torch.Tensor, y_BLD: torch.Tensor) -> torch.Tensor:
+    def activation(self, at: At, weights: Weights, x: StageInput, y_BLD: torch.Tensor) -> torch.Tensor:
         """What goes to the next stage."""
         return y_BLD
 

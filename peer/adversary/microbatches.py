@@ -12,6 +12,7 @@ from swarm.attacks import Attack
 from swarm.core.ids import Version
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
+from swarm.model.subspace import StageInput, WithinSubspace
 from verification.pipeline.headers import BirthRecord
 
 Change = Callable[[Adversary, At, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -73,14 +74,11 @@ class DroppedBatch(Adversary):
 class SkippedLayers(Adversary):
     """No layer is computed: x goes out as y (the first stage embeds it), the gradient of y as that of x."""
 
-    def activation(self, at: At, weights: Weights, x: torch.Tensor, y_BLD: torch.Tensor) -> torch.Tensor:
+    def activation(self, at: At, weights: Weights, x: StageInput, y_BLD: torch.Tensor) -> torch.Tensor:
         if not self.acts(at):
             return y_BLD
-        if x.dtype == torch.float32:
-            return x
-        places_1L = torch.arange(x.shape[1], device=y_BLD.device).unsqueeze(0)
         with torch.no_grad():
-            return weights.stack.embedded(x.to(y_BLD.device), places_1L).float()
+            return weights.stack.skipped(x if isinstance(x, WithinSubspace) else x.to(y_BLD.device))
 
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(grad_y_BLD) if self.acts(at) else grad_y_BLD
@@ -98,7 +96,7 @@ class ChangedTensor(Adversary):
         self._activations, self._gradients = activations, gradients
         self._previous: dict[str, torch.Tensor] = {}
 
-    def activation(self, at: At, weights: Weights, x: torch.Tensor, y_BLD: torch.Tensor) -> torch.Tensor:
+    def activation(self, at: At, weights: Weights, x: StageInput, y_BLD: torch.Tensor) -> torch.Tensor:
         return self._changed("activation", at, y_BLD) if self._activations else y_BLD
 
     def activation_gradient(self, at: At, grad_x_BLD: torch.Tensor, grad_y_BLD: torch.Tensor) -> torch.Tensor:

@@ -159,8 +159,8 @@ class Examiner:
 
     def _check(self, mine: Sequence[Bytes], bodies: Sequence[Bytes], sender: PeerId) -> None:
         """(exact) Raises RemoteError unless the newcomer came to the same as this member."""
-        settings, hidden_size = self._steps.context.settings, self._steps.replica.model.hidden_size
-        shape = (settings.batch.microbatch_size, settings.data.sequence_length, hidden_size)
+        settings, width = self._steps.context.settings, self._steps.replica.model.hop_width
+        shape = (settings.batch.microbatch_size, settings.data.sequence_length, width)
         for found in compared_answers(settings, shape, mine, bodies):
             if found.measured > NEAR_ENOUGH * found.fraud:
                 raise RemoteError("exam", f"the replay is another: {found.reason}", sender)

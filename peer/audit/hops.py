@@ -175,8 +175,8 @@ class HopAudits:
 
     async def _has_two_faces(self, target: PeerId, sent: Sequence[Exchange]) -> bool:
         """Whether the target is accused of having sent two peers two things for one."""
-        settings, hidden_size = self._steps.context.settings, self._replay.model.hidden_size
-        shape = (settings.batch.microbatch_size, settings.data.sequence_length, hidden_size)
+        settings, width = self._steps.context.settings, self._replay.model.hop_width
+        shape = (settings.batch.microbatch_size, settings.data.sequence_length, width)
         for one, other in combinations([exchange for exchange in sent if exchange.forward.producer == target], 2):
             case = Equivocation(one=one.forward, other=other.forward, bodies=(one.activation, other.activation))
             if case.contradiction is None or settings.optimizer.correction == "extrapolate":

@@ -63,7 +63,7 @@ class HopServer:
         tensors = work.stage_pass.tensors
         self._shape = tensors.shape
         self._activation_bytes = tensors.codec.encoded_bytes(tensors.shape)
-        self._targets_bytes = 4 * tensors.shape[0] * tensors.shape[1]
+        self._targets_bytes = tensors.targets_bytes
         limits = work.settings.limits
         self._passages = Passages(
             longest_s=work.stage_pass.longest_s,

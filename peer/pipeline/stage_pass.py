@@ -23,6 +23,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.transfers import longest_way_s
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
+from swarm.model.subspace import StageInput
 from swarm.model.tensor_pass import TensorPass
 from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
 from verification.round.papers import Bytes, Papers
@@ -38,11 +39,17 @@ class Born(NamedTuple):
     birth: BirthRecord
     tokens_BL: Ids
     targets_BL: Ids
+    sends_ids: bool
 
     @property
     def targets(self) -> bytes:
-        """As they are hashed and sent."""
-        return ids_bytes(self.targets_BL)
+        """As they are sent; with the ids, where activations need them."""
+        return beside(self.tokens_BL, self.targets_BL, sends_ids=self.sends_ids)
+
+
+def beside(tokens_BL: Ids, targets_BL: Ids, *, sends_ids: bool) -> bytes:
+    """What goes with a microbatch's activations."""
+    return ids_bytes(targets_BL) + (ids_bytes(tokens_BL) if sends_ids else b"")
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class Activation:
     input_header: HopHeader | None
     """Of x; None at stage 0."""
     body: memoryview
-    """Encoded activation, then the targets."""
+    """Encoded activation, then the targets, then the input ids where it means nothing without them."""
     num_activation_bytes: int
     body_digest: bytes
 
@@ -124,12 +131,12 @@ class StagePass:
             tokens_BL=tokens_BL,
             targets_BL=targets_BL,
         )
-        return Born(unsigned.signed_by(self.identity), tokens_BL, targets_BL)
+        return Born(unsigned.signed_by(self.identity), tokens_BL, targets_BL, self.settings.model.sends_ids)
 
     # -- there --------------------------------------------------------------------------------------------
 
     def forward(
-        self, birth: BirthRecord, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+        self, birth: BirthRecord, x: StageInput, targets: Bytes, input_header: HopHeader | None
     ) -> tuple[Activation, Saved]:
         """(compute) The activation that goes to the next stage, and what its gradient is taken back through.
 
@@ -138,7 +145,7 @@ class StagePass:
         return self.forward_begun(birth, x, targets, input_header)()
 
     def forward_begun(
-        self, birth: BirthRecord, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+        self, birth: BirthRecord, x: StageInput, targets: Bytes, input_header: HopHeader | None
     ) -> Callable[[], tuple[Activation, Saved]]:
         """(compute) `forward` in two halves: what is returned waits for the device, and may be called elsewhere."""
         version, y_BLD, saved = self.output(birth, x)
@@ -146,20 +153,20 @@ class StagePass:
         return lambda: (self._packed(birth, version, encoding, targets, input_header), saved)
 
     def forward_only(
-        self, birth: BirthRecord, weights: Weights, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+        self, birth: BirthRecord, weights: Weights, x: StageInput, targets: Bytes, input_header: HopHeader | None
     ) -> Activation:
         """(compute) As `forward`, to evaluate the version that the record names."""
         y_BLD, _ = self.tensors.model.forward(weights, x, keep=False, bounds=birth.document_bounds)
         return self._packed(birth, Version(int(birth.step)), self.tensors.sending(y_BLD), targets, input_header)
 
     def loss(
-        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader | None
+        self, birth: BirthRecord, x: StageInput, targets_BL: torch.Tensor, input_header: HopHeader | None
     ) -> LossPass:
         """(compute) `loss_begun`, and its end."""
         return self.loss_begun(birth, x, targets_BL, input_header)()
 
     def loss_begun(
-        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader | None
+        self, birth: BirthRecord, x: StageInput, targets_BL: torch.Tensor, input_header: HopHeader | None
     ) -> Callable[[], LossPass]:
         """(compute) At the last stage: the loss and the gradient of x; the parameters' is added to the step's sum.
 
@@ -212,14 +219,12 @@ class StagePass:
         """What a microbatch is computed on now: the newest version that its step allows."""
         return self.replica.weights_for(birth.step)
 
-    def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
+    def output(self, birth: BirthRecord, x: StageInput) -> tuple[Version, torch.Tensor, Saved]:
         """(compute) The version, y computed on it, and what its gradient is taken back through."""
         version, weights = self.weights_for(birth)
         return version, *self.tensors.forward(weights, x, birth.document_bounds)
 
-    def outcome(
-        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor
-    ) -> tuple[Version, float, SavedLoss]:
+    def outcome(self, birth: BirthRecord, x: StageInput, targets_BL: torch.Tensor) -> tuple[Version, float, SavedLoss]:
         """(compute) The version, the loss on it, and what its gradient is taken back through."""
         version, weights = self.weights_for(birth)
         loss_sum, num_targets, saved = self.tensors.loss(weights, x, targets_BL, birth.document_bounds)

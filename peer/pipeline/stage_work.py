@@ -1,6 +1,5 @@
 """A microbatch computed at this peer's stage: forward, what comes back, and the papers of both."""
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from peer.pipeline.stage_pass import Activation, Born, LossPass, StagePass
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.model.stage import Saved, Weights
+from swarm.model.subspace import StageInput
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.pipeline.headers import BirthRecord, check_hop, forward_parents
 
@@ -123,7 +123,7 @@ class StageWork:
         self._begun.append(link.mark())
         return begun
 
-    def opened(self, arrival: Arrival) -> tuple[torch.Tensor, torch.Tensor]:
+    def opened(self, arrival: Arrival) -> tuple[StageInput, torch.Tensor]:
         """(copies) The activation and the targets, once all about them is as it must be."""
         self.check_permit()  # it may have waited long for the thread
         sender, birth, header = arrival.sender, arrival.birth, arrival.header
@@ -141,12 +141,13 @@ class StageWork:
             parents=forward_parents(birth.digest(), self.replica.stage - 1),
             delay=self.settings.delay_at(birth.step),
         )
-        if hashlib.sha256(arrival.targets).digest() != birth.targets_digest:
-            raise RemoteError("digest", "targets differ from the birth record", sender)
-        targets_BL = tensors.ids(arrival.targets)
+        unlike = birth.unlike(arrival.targets)
+        if unlike is not None:
+            raise RemoteError("digest", unlike, sender)
+        targets_BL = tensors.targets(arrival.targets)
         birth.check_documents(targets_BL.numpy())
         try:
-            x = tensors.x(arrival.activation)
+            x = tensors.x(arrival.activation, arrival.targets)
         except RemoteError as error:
             case = ProtocolViolation(message=header, part=0, body=arrival.activation)
             raise ViolationError(case, error) from error
@@ -164,7 +165,7 @@ class StageWork:
         """Loss and gradient of a microbatch that has come all the way."""
         birth, step = arrival.birth, arrival.birth.step
 
-        def compute(opened: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], LossPass]:
+        def compute(opened: tuple[StageInput, torch.Tensor]) -> Callable[[], LossPass]:
             self._check_open(birth)
             return self.stage_pass.loss_begun(birth, *opened, arrival.header)
 
@@ -189,7 +190,7 @@ class StageWork:
 
         if not self.exchanges.keep_born(birth, born.targets):
             raise TransientError(f"microbatch {birth.microbatch_id} was begun more often than can be shown")
-        made = await self.in_turns(Urgency.BIRTH, lambda: tensors.ids(born.targets), compute, step=birth.step)
+        made = await self.in_turns(Urgency.BIRTH, lambda: tensors.targets(born.targets), compute, step=birth.step)
         self.counters.microbatches += 1
         self.gate.work_done(birth.step)
         return made.loss_sum
@@ -198,7 +199,7 @@ class StageWork:
         """Send a microbatch on, and take its gradient back."""
         birth, step = arrival.birth, arrival.birth.step
 
-        def forward(opened: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], tuple[Activation, Saved]]:
+        def forward(opened: tuple[StageInput, torch.Tensor]) -> Callable[[], tuple[Activation, Saved]]:
             self._check_open(birth)
             return self.stage_pass.forward_begun(birth, opened[0], arrival.targets, arrival.header)
 
@@ -278,7 +279,7 @@ class StageWork:
         return loss_sum, num_targets
 
     async def held_out_loss(
-        self, birth: BirthRecord, weights: Weights, opened: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+        self, birth: BirthRecord, weights: Weights, opened: Callable[[], tuple[StageInput, torch.Tensor]]
     ) -> tuple[float, int]:
         """At the last stage: loss sum and number of targets of x and targets as `opened` has them."""
 

@@ -11,7 +11,7 @@ import torch
 
 from peer.adversary.hooks import Adversary
 from peer.pipeline.exchange_store import ExchangeStore
-from peer.pipeline.stage_pass import Activation, Ids, StagePass
+from peer.pipeline.stage_pass import Activation, Ids, StagePass, beside
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import StageReplica
 from swarm.core.audit.hash_chain import HashChain
@@ -19,6 +19,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved
+from swarm.model.subspace import StageInput
 from verification.pipeline.exchanges import Exchange
 from verification.pipeline.headers import HopHeader, document_bounds
 
@@ -74,14 +75,15 @@ def carry(
     )
     try:
         sent: list[_Sent] = []
-        x, header = torch.from_numpy(born.tokens_BL), None
+        x: StageInput = torch.from_numpy(born.tokens_BL)
+        header: HopHeader | None = None
         for peer, consumer in pairwise(line):
             activation, saved = peer.stage_pass.forward(born.birth, x, born.targets, header)
             made = peer.stage_pass.forward_header(activation, consumer.peer_id)
             sent.append(_Sent(peer, consumer, header, activation, saved, made))
-            x, header = consumer.stage_pass.tensors.x(activation.y), made
+            x, header = consumer.stage_pass.tensors.x(activation.y, born.targets), made
         last = line[-1].stage_pass
-        end = last.loss(born.birth, x, last.tensors.ids(born.targets), header)
+        end = last.loss(born.birth, x, last.tensors.targets(born.targets), header)
         answered: tuple[HopHeader, memoryview] | None = None
         if header is None:
             line[-1].exchanges.keep_born(born.birth, born.targets)
@@ -101,10 +103,12 @@ def held_out_loss(line: Sequence[SimulatedPeer], batches: Sequence[tuple[Ids, Id
     """Nats a token; of honest peers' weights, through the run's codecs."""
     loss_sum, count = 0.0, 0
     for tokens_BL, targets_BL in batches:
-        x, bounds = torch.from_numpy(tokens_BL), document_bounds(targets_BL)
+        ids, bounds = torch.from_numpy(tokens_BL), document_bounds(targets_BL)
+        x: StageInput = ids
         for peer, consumer in pairwise(line):
             y_BLD, _ = peer.replica.model.forward(peer.replica.weights, x, keep=False, bounds=bounds)
-            x = consumer.stage_pass.tensors.x(peer.stage_pass.tensors.sent(y_BLD))
+            tensors, body = consumer.stage_pass.tensors, peer.stage_pass.tensors.sent(y_BLD)
+            x = tensors.x(body, beside(tokens_BL, targets_BL, sends_ids=tensors.sends_ids))
         last = line[-1].replica
         targets = torch.from_numpy(targets_BL)
         found, num_tokens, _ = last.model.loss(last.weights, x, targets, keep=False, bounds=bounds)

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarm.checkpoint.adapters import HOW_TO_LOAD, WeightsByPart, merged_weights, write_adapters
 from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
@@ -22,6 +24,7 @@ from swarm.model.families import Family, family_of, is_tied, whole_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
 from swarm.model.stored import DTYPES, INDEX_FILE, pieces_of
+from swarm.model.subspace import multiplied_out
 
 MAX_SHARD_BYTES = 2 << 30
 """Weights above this are written in several files with an index."""
@@ -147,8 +150,23 @@ def _weights_of(info: CheckpointInfo, base: Path | None) -> tuple[ModelSettings,
     model = info.meta.model
     if base is not None:
         return whole_model(model), merged_weights(info, base)
+    return exported_weights(model, partial(load_weights, info))
+
+
+def exported_weights(
+    model: ModelSettings, read: Callable[[int, ParameterLayout], NDArray[np.float32]]
+) -> tuple[ModelSettings, WeightsByPart]:
+    """The ordinary model of its family, and its weights; `read` gives a stage's trained ones."""
     layouts = [stage_layout(model, stage) for stage in range(model.num_stages)]
-    return model, [(layout, partial(load_weights, info, stage, layout)) for stage, layout in enumerate(layouts)]
+    if model.subspace == 1:
+        return model, [(layout, partial(read, stage, layout)) for stage, layout in enumerate(layouts)]
+    whole = replace(model, subspace=1, subspace_seed=0)
+
+    def made(stage: int, of_whole: ParameterLayout) -> NDArray[np.float32]:
+        return multiplied_out(model, layouts[stage].views(read(stage, layouts[stage])), of_whole)
+
+    of_whole = [stage_layout(whole, stage) for stage in range(model.num_stages)]
+    return whole, [(layout, partial(made, stage, layout)) for stage, layout in enumerate(of_whole)]
 
 
 def _write_weights(model: ModelSettings, weights: WeightsByPart, out: Path, max_shard_bytes: int) -> None:

@@ -298,7 +298,10 @@ def stage_memory_bytes(
         items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
-        token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
+        width = hidden_size // settings.model.subspace
+        token_bytes = sum(2 * activation_bytes_per_token(way, width) for way in ways) + targets_bytes_per_token(
+            settings
+        )
         exhibits = settings.microbatches_of_one * settings.microbatch_tokens * token_bytes
         items["disk.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
@@ -347,7 +350,7 @@ def total_bytes(items: Mapping[str, int], place: str) -> int:
 
 
 def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
-    """Wire bytes of one token between two stages.
+    """Wire bytes of one token of so many values between two stages.
 
     int8 and int4 have scales for each 64 or 32 values and keep the largest values aside.
     """
@@ -357,6 +360,18 @@ def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
     if codec == "int4":
         return -(-hidden_size // 2) + 2 * -(-hidden_size // 32) + aside
     return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
+
+
+def targets_bytes_per_token(settings: RunSettings) -> int:
+    """Of what goes with an activation: a target, and where it means nothing without them the token itself."""
+    return FLOAT_BYTES * (2 if settings.model.sends_ids else 1)
+
+
+def hop_bytes_per_token(settings: RunSettings, hidden_size: int) -> tuple[float, float]:
+    """What a token takes between two stages, there with what goes with it, and back."""
+    codecs, width = settings.codecs, hidden_size // settings.model.subspace
+    there = activation_bytes_per_token(codecs.activations, width) + targets_bytes_per_token(settings)
+    return there, activation_bytes_per_token(codecs.activation_gradients, width)
 
 
 def round_bytes(codec: str, num_values: int, num_members: float) -> float:
@@ -497,8 +512,7 @@ def _plan_stage(
     start, stop = settings.model.stage_layers[stage]
     members = assumptions.peers_per_stage
     tokens = settings.step_tokens(members) / members
-    forward = tokens * activation_bytes_per_token(settings.codecs.activations, hidden_size)
-    backward = tokens * activation_bytes_per_token(settings.codecs.activation_gradients, hidden_size)
+    forward, backward = (tokens * size for size in hop_bytes_per_token(settings, hidden_size))
     is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
     activation_up = (0 if is_last else forward) + (0 if is_first else backward)
     activation_down = (0 if is_first else forward) + (0 if is_last else backward)

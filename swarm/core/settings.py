@@ -110,6 +110,16 @@ class ModelSettings(Table):
     recompute: bool = False
     """Keep only a microbatch's input and run forward again at backward time."""
     adapters: AdapterSettings = field(default_factory=AdapterSettings)
+    subspace: Annotated[int, Bounds(least=1, most=1 << 16)] = 1
+    """Between stages a token has so many times fewer values than the model is wide (`swarm.model.subspace`); 1: it has
+    all of them."""
+    subspace_seed: Seed = 0
+    """Of what is fixed in such a model; 0 in others."""
+
+    @property
+    def sends_ids(self) -> bool:
+        """Whether an activation means nothing without its tokens, which travel with it."""
+        return self.subspace > 1 and self.num_stages > 1
 
     @property
     def has_base(self) -> bool:

@@ -90,6 +90,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         tables.adapters,
         vocab_size=vocab_size,
         sequence_length=tables.data.sequence_length,
+        seed=tables.data.seed,
     )
     manifest = Manifest(path=path, tables=tables, model=model)
     # Everything that does not depend on the text's length shows now, not after the text was read.

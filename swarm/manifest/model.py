@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def model_settings(
-    table: ModelTable, adapters: AdapterSettings, *, vocab_size: int, sequence_length: int
+    table: ModelTable, adapters: AdapterSettings, *, vocab_size: int, sequence_length: int, seed: int
 ) -> ModelSettings:
-    """The model a manifest describes, its paths absolute. Raises SettingsError for one that cannot be trained."""
+    """The model a manifest describes, its paths absolute; `seed`: of what is drawn in it. Raises SettingsError for one
+    that cannot be trained."""
     from swarm.model.families import canonical_config_json
 
     field, config = _config(table, vocab_size)
@@ -38,6 +39,8 @@ def model_settings(
         compute_dtype=table.compute_dtype,
         recompute=table.recompute,
         adapters=adapters,
+        subspace=table.subspace,
+        subspace_seed=seed if table.subspace > 1 else 0,
     )
     check_model(settings, vocab_size=vocab_size, sequence_length=sequence_length)
     return settings
@@ -47,6 +50,7 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
     """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
     from swarm.model.adapters.base import check_adapters
     from swarm.model.families import validate_stage_layers
+    from swarm.model.subspace import check_subspace
 
     try:
         shape = _checked_shape(model.config_json)
@@ -54,6 +58,7 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
         raise SettingsError(f"model.config: {error}") from error
     validate_stage_layers(model)
     check_adapters(model)
+    check_subspace(model)
     if shape.vocab_size < vocab_size:
         raise SettingsError(
             f"model vocab_size = {shape.vocab_size} is less than the {vocab_size} ids of data.tokenizer; "
@@ -121,7 +126,7 @@ def stage_size(model: ModelSettings, stage: int) -> StageSize:
 
 
 def hidden_size(model: ModelSettings) -> int:
-    """Values of one token between two stages."""
+    """Values of one token within a stage."""
     from swarm.model.families import validate_config
 
     return validate_config(model.config_json).hidden_size

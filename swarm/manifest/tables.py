@@ -81,12 +81,23 @@ class ModelTable(Table):
     recompute: Annotated[bool, "Run forward again at backward time: less memory, a third more compute."] = (
         ModelSettings.recompute
     )
+    subspace: Annotated[
+        int,
+        Bounds(least=1, most=1 << 16),
+        "For slow lines: between stages a token has so many times fewer values than the model is wide. From random "
+        "weights only. 1: it has all.",
+    ] = ModelSettings.subspace
 
     def disagreement(self, given: Collection[str]) -> str | None:
         origins = [name for name in ("preset", "config", "checkpoint") if name in given]
         if len(origins) > 1:
             first, second = origins[:2]
             return f"{second} = {show(vars(self)[second])} and model.{first} are both given; keep one of them"
+        if self.subspace > 1 and self.checkpoint is not None:
+            return (
+                f"subspace = {self.subspace} and model.checkpoint are both given, but trained values lie in none; "
+                "keep one of them"
+            )
         if "stages" in given and self.stage_layers:
             return f"stages = {self.stages} and model.stage_layers are both given; keep one of them"
         return None

@@ -40,6 +40,10 @@ class Family:
     """A layer's plain RMSNorms of which products come next."""
     routed: bool = False
     """Layers choose experts for every token."""
+    writers: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
+    """A layer's products that are added to the residual stream as they are, or times a number."""
+    no_subspace: str | None = None
+    """What a layer has that adds to it otherwise."""
     stored: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """How the ends of tensors' names are on disk, where they differ there. Several tensors are one under another;
     {} is the number of an expert."""
@@ -58,24 +62,30 @@ def _family(name: str, **row: Any) -> Family:
     return Family(**{**classes, **row})
 
 
+NORMS_AFTER = "norms between its products and the residual stream, which lead out of any subspace"
+EXPERTS = "experts, whose products in a subspace are not tested"
+
 FAMILIES: dict[str, Family] = {
     "llama": _family("Llama"),
     "qwen2": _family("Qwen2", more_keys=("head_dim",)),
     "qwen3": _family("Qwen3"),
     "mistral": _family("Mistral"),
-    "olmo2": _family("Olmo2", norms_before_products=(), more_keys=("head_dim",)),
+    "olmo2": _family("Olmo2", norms_before_products=(), no_subspace=NORMS_AFTER, more_keys=("head_dim",)),
     "granite": _family(
         "Granite", embedding_factor="embedding_multiplier", logits_divisor="logits_scaling", more_keys=("head_dim",)
     ),
     "phi3": _family("Phi3", more_keys=("head_dim",)),
     "smollm3": _family("SmolLM3", more_keys=("head_dim",)),
-    "gemma2": _family("Gemma2", logits_cap="final_logit_softcapping", norms_before_products=()),
+    "gemma2": _family(
+        "Gemma2", logits_cap="final_logit_softcapping", norms_before_products=(), no_subspace=NORMS_AFTER
+    ),
     "gemma3_text": _family(
         "Gemma3",
         config_class="Gemma3TextConfig",
         decoder_class="Gemma3TextModel",
         logits_cap="final_logit_softcapping",
         norms_before_products=(),
+        no_subspace=NORMS_AFTER,
         turns_by_kind=True,
     ),
     "gpt2": _family(
@@ -87,6 +97,7 @@ FAMILIES: dict[str, Family] = {
         layers="h",
         norm="ln_f",
         norms_before_products=(),
+        writers=("attn.c_proj", "mlp.c_proj"),
     ),
     "gpt_neox": _family(
         "GPTNeoX",
@@ -94,11 +105,13 @@ FAMILIES: dict[str, Family] = {
         embedding="embed_in",
         norm="final_layer_norm",
         norms_before_products=(),
+        writers=("attention.dense", "mlp.dense_4h_to_h"),
         stored=(("lm_head.weight", ("embed_out.weight",)),),
     ),
     "mixtral": _family(
         "Mixtral",
         routed=True,
+        no_subspace=EXPERTS,
         stored=(
             (".mlp.gate.weight", (".block_sparse_moe.gate.weight",)),
             (
@@ -111,6 +124,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _family(
         "Qwen3Moe",
         routed=True,
+        no_subspace=EXPERTS,
         more_keys=("head_dim",),
         stored=(
             (".mlp.experts.gate_up_proj", (".mlp.experts.{}.gate_proj.weight", ".mlp.experts.{}.up_proj.weight")),
@@ -216,6 +230,11 @@ def validate_config(config_json: str) -> ModelShape:
         max_positions=config.max_position_embeddings,
         tied=bool(config.tie_word_embeddings),
     )
+
+
+def hop_width(model: ModelSettings) -> int:
+    """Values of one token between two stages."""
+    return validate_config(model.config_json).hidden_size // model.subspace
 
 
 def validate_stage_layers(model: ModelSettings) -> None:

@@ -1,7 +1,7 @@
 """A stage's part of a model's decoder: embedding, layers, norm, each as transformers has it.
 
 Every layer is made with the whole model's config and its own place in it, so that whatever a family does by layer is
-done in a stage too. Shapes: B samples, L tokens, D hidden values, V vocabulary.
+done in a stage too. Shapes: B samples, L tokens, D hidden values, K of them in a subspace, V vocabulary.
 """
 
 import copy
@@ -26,6 +26,7 @@ from swarm.model.families import (
     whole_config,
 )
 from swarm.model.layout import ParameterLayout
+from swarm.model.subspace import StageInput, Subspace, WithinSubspace, narrow_layers, narrowed
 
 
 class Stack(nn.Module):
@@ -34,10 +35,20 @@ class Stack(nn.Module):
     transformers' own forward looks at the positions for packed sequences, which makes the host wait for a GPU.
     """
 
-    def __init__(self, family: Family, config: Any, decoder: Any, layers: range, *, device: torch.device) -> None:
-        """`decoder` is the family's own, with any number of layers; its parts become the stack's."""
+    def __init__(
+        self,
+        family: Family,
+        config: Any,
+        decoder: Any,
+        layers: range,
+        *,
+        device: torch.device,
+        subspace: Subspace | None = None,
+    ) -> None:
+        """`decoder` is the family's own, with any number of layers; its parts become the stack's. `subspace`: that in
+        which the values lie which stages send."""
         super().__init__()
-        self.family, self.config = family, config
+        self.family, self.config, self.subspace = family, config, subspace
         is_first, is_last = layers.start == 0, layers.stop == config.num_hidden_layers
         listed = getattr(config, "layer_types", None)
         everywhere = "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
@@ -48,17 +59,21 @@ class Stack(nn.Module):
         layer_class = type(getattr(decoder, family.layers)[0])
         with torch.device("meta"):
             self.layers = nn.ModuleList(layer_class(config, layer_idx=at) for at in layers)
-        self.norm = getattr(decoder, family.norm) if is_last else nn.Identity()
+        self.norm = getattr(decoder, family.norm) if is_last else None
+        if subspace is not None:
+            narrow_layers(self.layers[:-1] if is_last else self.layers, family, subspace)
+            self.embedding = narrowed(self.embedding, subspace) if self.embedding is not None else None
+            self.positions = narrowed(self.positions, subspace) if self.positions is not None else None
 
-    def forward(self, x: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
-        """`documents`: that samples are packed of; None: each is one."""
+    def forward(self, x: StageInput, documents: Documents | None = None) -> torch.Tensor:
+        """`documents`: that samples are packed of; None: each is one. In a subspace (B, L, K) but at the last stage."""
         from transformers import masking_utils
 
         if documents is None:
             positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         else:
             positions_BL = documents.positions_BL
-        hidden_BLD = x if self.embedding is None else self.embedded(x, positions_BL)
+        hidden_BLD, fixed_BLD = self._entered(x, positions_BL)
         masks = {
             "full_attention": masking_utils.create_causal_mask,
             "sliding_attention": masking_utils.create_sliding_window_causal_mask,
@@ -72,18 +87,43 @@ class Stack(nn.Module):
             by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_BL, kind)}
         for layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_BLD = layer(hidden_BLD, position_ids=positions_BL, **by_kind[kind])
-        normed: torch.Tensor = self.norm(hidden_BLD)
-        return normed
+        if self.norm is not None:
+            normed: torch.Tensor = self.norm(hidden_BLD)
+            return normed
+        return self._left(hidden_BLD, fixed_BLD)
 
-    def embedded(self, ids_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
-        """What the first stage's layers are given: (B, L, D). `positions_BL` may be of one sample for all."""
-        assert self.embedding is not None, "only the first stage has an embedding"
-        hidden_BLD: torch.Tensor = self.embedding(ids_BL)
+    def skipped(self, x: StageInput) -> torch.Tensor:
+        """What would be sent if no layer were computed."""
+        if isinstance(x, WithinSubspace):
+            return x.values_BLK
+        positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        return self._left(*self._entered(x, positions_BL)).float()
+
+    def _entered(self, x: StageInput, positions_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the layers are given, (B, L, D), and what of it no layer changes, where it is known. `positions_BL` may
+        be of one sample for all."""
+        if isinstance(x, WithinSubspace):
+            assert self.subspace is not None, "hidden values of another model"
+            fixed_BLD = self.subspace.fixed(x.ids_BL)
+            return self.subspace.entered(x.values_BLK, fixed_BLD), fixed_BLD
+        if self.embedding is None:
+            return x, None
+        hidden_BLD: torch.Tensor = self.embedding(x)
         if self.positions is not None:
             hidden_BLD = hidden_BLD + self.positions(positions_BL)
         if self.family.embedding_factor is not None:
             hidden_BLD = hidden_BLD * getattr(self.config, self.family.embedding_factor)
-        return hidden_BLD
+        if self.subspace is None:
+            return hidden_BLD, None
+        fixed_BLD = self.subspace.fixed(x)
+        return hidden_BLD + fixed_BLD, fixed_BLD
+
+    def _left(self, hidden_BLD: torch.Tensor, fixed_BLD: torch.Tensor | None) -> torch.Tensor:
+        """What is sent of hidden values."""
+        if self.subspace is None:
+            return hidden_BLD
+        assert fixed_BLD is not None
+        return self.subspace.left(hidden_BLD, fixed_BLD)
 
     def _turned(self, hidden_BLD: torch.Tensor, positions_BL: torch.Tensor, kind: str) -> dict[str, Any]:
         if self.rotary is None:
@@ -107,7 +147,8 @@ def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> St
     Made once, since it takes long, and shared: nobody changes it (`swarm.model.stage` binds weights into a copy).
     """
     family, config = family_of(model.config_json), _computed_config(model.config_json)
-    stack = Stack(family, config, decoder_of(model.config_json), range(*model.stage_layers[stage]), device=device)
+    layers, subspace = range(*model.stage_layers[stage]), Subspace.of(model, device)
+    stack = Stack(family, config, decoder_of(model.config_json), layers, device=device, subspace=subspace)
     assert not [name for name, buffer in stack.named_buffers() if buffer.is_meta], "a buffer has no values"
     if family.routed and config.router_aux_loss_coef:
         balance_experts(stack.layers, config)

@@ -1,6 +1,7 @@
 """A stage as a pure function: weights and an input in, an output and gradients out.
 
-Shapes: B samples, L tokens, D hidden values, V vocabulary, N = B * L, C tokens of one loss chunk.
+Shapes: B samples, L tokens, D hidden values (between stages with a subspace fewer, K), V vocabulary, N = B * L,
+C tokens of one loss chunk.
 """
 
 import copy
@@ -24,10 +25,11 @@ from swarm.core.settings import ModelSettings
 from swarm.model.adapters.base import Base, base_tensors
 from swarm.model.adapters.frozen import Frozen, frozen_tree
 from swarm.model.documents import Bounds, Documents, split
-from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
+from swarm.model.families import family_of, hop_width, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
 from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack, trained_parameters
+from swarm.model.subspace import StageInput, WithinSubspace
 
 MAX_CHUNK_TOKENS = 4096
 MAX_CHUNK_LOGITS = 1 << 26
@@ -50,6 +52,21 @@ class Weights:
     """Gradients pass through the parameters' `grad`: one backward at a time on one version."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a microbatch's x comes with."""
+
+    documents: Documents | None
+    """That its samples are packed of; None: each is one."""
+    ids_BL: torch.Tensor | None
+    """Of its tokens, where x lies in a subspace."""
+
+    def split(self, slices: int) -> "list[Beside]":
+        """Of the samples in so many pieces."""
+        ids = [None] * slices if self.ids_BL is None else self.ids_BL.tensor_split(slices)
+        return [Beside(*pair) for pair in zip(split(self.documents, slices), ids, strict=True)]
+
+
 @dataclass(eq=False)
 class Saved:
     """What backward needs of one forward: its graph, or where that is computed again only x.
@@ -59,10 +76,10 @@ class Saved:
 
     weights: Weights
     x: torch.Tensor
+    """Without its ids, where it lies in a subspace."""
     y_BLD: torch.Tensor | None
     """Output with its graph; None when forward is to be run again."""
-    documents: Documents | None = None
-    """That x's samples are packed of; None: each is one."""
+    beside: Beside
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,8 @@ class StageModel:
         self.is_first = stage == 0
         self.is_last = stage == model.num_stages - 1
         self.hidden_size = shape.hidden_size
+        self.hop_width = hop_width(model)
+        """Values of a token between stages."""
         self.vocab_size = shape.vocab_size
         self._stack = build_stack(model, stage, device=self.device)
         self._model = model
@@ -110,6 +129,7 @@ class StageModel:
         self._head_name = (family.embedding_name if self._tied else family.head_name) if self.is_last else None
         if model.has_base:
             self._head_name = None
+        self._has_ids = model.sends_ids
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
         # A tied head is an embedding too, of which nothing is rounded.
@@ -181,19 +201,20 @@ class StageModel:
         return there
 
     def forward(
-        self, weights: Weights, x: torch.Tensor, *, keep: bool, bounds: Bounds = ()
+        self, weights: Weights, x: StageInput, *, keep: bool, bounds: Bounds = ()
     ) -> tuple[torch.Tensor, Saved | None]:
-        """Hidden values y (B, L, D) fp32; after the final norm at the last stage.
+        """Hidden values y (B, L, D) fp32; after the final norm at the last stage. In a subspace before that: (B, L, K).
 
-        x is token ids (B, L) int64 at the first stage, hidden values (B, L, D) fp32 at the others; documents begin at
+        x is token ids (B, L) int64 at the first stage, at the others y of the one before, with the ids where it lies in
+        a subspace; documents begin at
         `bounds` in it. With `keep`, what `backward` needs comes along. Raises RemoteError("malformed") for an x of
         another shape, dtype or range.
         """
-        x, documents = self._checked_input(x), Documents.within(bounds, x, self.link)
+        values, beside = self._checked_input(x, bounds)
         if not keep or self._recomputes:
-            y_BLD = self._run_without_graph(weights, x, documents)
-            return y_BLD, Saved(weights, x, None, documents) if keep else None
-        saved = self._run_with_graph(weights, x, documents)
+            y_BLD = self._run_without_graph(weights, values, beside)
+            return y_BLD, Saved(weights, values, None, beside) if keep else None
+        saved = self._run_with_graph(weights, values, beside)
         assert saved.y_BLD is not None
         self._waiting.add(saved)
         return saved.y_BLD.detach(), saved
@@ -204,7 +225,7 @@ class StageModel:
         They are added once all are there: where anything is raised, nothing was. `into` None: they are not wanted. The
         first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
         """
-        shape = (*saved.x.shape[:2], self.hidden_size)
+        shape = (*saved.x.shape[:2], self.hidden_size if self.is_last else self.hop_width)
         if grad_y_BLD.shape != shape or grad_y_BLD.dtype != torch.float32:
             raise RemoteError(
                 "malformed", f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, the output float32 {shape}"
@@ -212,7 +233,7 @@ class StageModel:
         return self._backward_into(saved, self.link.put(grad_y_BLD), into, None)
 
     def loss(
-        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool, bounds: Bounds = ()
+        self, weights: Weights, x: StageInput, targets_BL: torch.Tensor, *, keep: bool, bounds: Bounds = ()
     ) -> tuple[float, int, SavedLoss | None]:
         """Sum of the tokens' cross-entropies in nats and how many tokens were counted; last stage only.
 
@@ -221,21 +242,21 @@ class StageModel:
         """
         assert self.is_last, f"stage {self.stage} has no head"
         num_counted = self._checked_targets(targets_BL, x)
-        documents = Documents.within(bounds, x, self.link)
-        x, targets_N = self._checked_input(x), self.link.put(targets_BL.clamp(min=IGNORED_TARGET)).reshape(-1)
+        values, beside = self._checked_input(x, bounds)
+        targets_N = self.link.put(targets_BL.clamp(min=IGNORED_TARGET)).reshape(-1)
         if not keep:
-            y_BLD = self._run_without_graph(weights, x, documents)
+            y_BLD = self._run_without_graph(weights, values, beside)
             with torch.no_grad():
                 losses = [
                     _cross_entropy(self._logits(y_CD, weights), targets_C)
                     for y_CD, targets_C in self._chunks(y_BLD, targets_N)
                 ]
             return self._sum(losses), num_counted, None
-        if self._slices(x) > 1:
-            y_BLD, saved = self._run_without_graph(weights, x, documents), Saved(weights, x, None, documents)
+        if self._slices(values) > 1:
+            y_BLD, saved = self._run_without_graph(weights, values, beside), Saved(weights, values, None, beside)
         else:
             # `recompute` does not matter here: loss_backward follows at once, and would need the graph again.
-            saved = self._run_with_graph(weights, x, documents)
+            saved = self._run_with_graph(weights, values, beside)
             assert saved.y_BLD is not None
             y_BLD = saved.y_BLD
         losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights, targets_N)
@@ -255,11 +276,10 @@ class StageModel:
             return None if self.is_first else torch.zeros_like(saved.forward.x)
         return self._backward_into(saved.forward, saved.grad_y_BLD, into, saved.grad_head_VD)
 
-    def logits(self, weights: Weights, x: torch.Tensor, *, bounds: Bounds = ()) -> torch.Tensor:
+    def logits(self, weights: Weights, x: StageInput, *, bounds: Bounds = ()) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
         assert self.is_last, f"stage {self.stage} has no head"
-        documents = Documents.within(bounds, x, self.link)
-        y_BLD = self._run_without_graph(weights, self._checked_input(x), documents)
+        y_BLD = self._run_without_graph(weights, *self._checked_input(x, bounds))
         with torch.no_grad(), self._autocast():
             return weights.stack.logits(y_BLD, self._head(weights))
 
@@ -271,24 +291,25 @@ class StageModel:
         """In how many pieces a microbatch is computed."""
         return 1 if self.mode is None else math.ceil(len(x) / self.mode.samples_at_once)
 
-    def _run_without_graph(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    def _run_without_graph(self, weights: Weights, x: torch.Tensor, beside: Beside) -> torch.Tensor:
         slices = self._slices(x)
         with torch.no_grad():
             if slices == 1:
-                return self._run(weights, x, documents)
-            parts = zip(x.tensor_split(slices), split(documents, slices), strict=True)
+                return self._run(weights, x, beside)
+            parts = zip(x.tensor_split(slices), beside.split(slices), strict=True)
             return torch.cat([self._run(weights, *part) for part in parts])
 
-    def _run(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    def _run(self, weights: Weights, x: torch.Tensor, beside: Beside) -> torch.Tensor:
+        given = x if beside.ids_BL is None else WithinSubspace(x, beside.ids_BL)
         with self._autocast():
-            y_BLD: torch.Tensor = weights.stack(x, documents)
+            y_BLD: torch.Tensor = weights.stack(given, beside.documents)
             return y_BLD.float()
 
-    def _run_with_graph(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> Saved:
+    def _run_with_graph(self, weights: Weights, x: torch.Tensor, beside: Beside) -> Saved:
         leaf = x if self.is_first else x.detach().requires_grad_()
         with torch.enable_grad():
             # Of a leaf autocast keeps one rounded copy, and sums in bf16 the gradients of all products that share it.
-            return Saved(weights, leaf, self._run(weights, leaf.view_as(leaf), documents), documents)
+            return Saved(weights, leaf, self._run(weights, leaf.view_as(leaf), beside), beside)
 
     def _backward_into(
         self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None, grad_head_VD: torch.Tensor | None
@@ -318,13 +339,13 @@ class StageModel:
             slices = self._slices(saved.x)
             pieces = zip(
                 saved.x.tensor_split(slices),
-                split(saved.documents, slices),
+                saved.beside.split(slices),
                 grad_y_BLD.tensor_split(slices),
                 strict=True,
             )
             grads = [
-                self._gradient_of_x(self._run_with_graph(saved.weights, x, documents), grad_BLD, only_x=only_x)
-                for x, documents, grad_BLD in pieces
+                self._gradient_of_x(self._run_with_graph(saved.weights, x, beside), grad_BLD, only_x=only_x)
+                for x, beside, grad_BLD in pieces
             ]
             found = [grad for grad in grads if grad is not None]
             return found[0] if len(found) == 1 else torch.cat(found) if found else None
@@ -374,21 +395,34 @@ class StageModel:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16)
 
-    def _checked_input(self, x: torch.Tensor) -> torch.Tensor:
+    def _checked_input(self, x: StageInput, bounds: Bounds) -> tuple[torch.Tensor, Beside]:
+        """On the device."""
+        values, ids_BL = (x.values_BLK, x.ids_BL) if isinstance(x, WithinSubspace) else (x, None)
         if self.is_first:
-            if x.dtype != torch.int64 or x.ndim != 2 or x.numel() == 0:
-                raise RemoteError("malformed", f"token ids are int64 (B, L), got {x.dtype} {tuple(x.shape)}")
-            if int(x.min()) < 0 or int(x.max()) >= self.vocab_size:
-                raise RemoteError(
-                    "malformed", f"token ids lie in [0, {self.vocab_size}), got {int(x.min())} to {int(x.max())}"
-                )
-        elif x.dtype != torch.float32 or x.ndim != 3 or x.shape[-1] != self.hidden_size or x.numel() == 0:
+            self._check_ids(values)
+            return self.link.put(values), Beside(Documents.within(bounds, values, self.link), None)
+        width = self.hop_width
+        if values.dtype != torch.float32 or values.ndim != 3 or values.shape[-1] != width or values.numel() == 0:
             raise RemoteError(
-                "malformed", f"hidden values are float32 (B, L, {self.hidden_size}), got {x.dtype} {tuple(x.shape)}"
+                "malformed", f"hidden values are float32 (B, L, {width}), got {values.dtype} {tuple(values.shape)}"
             )
-        return self.link.put(x)
+        if self._has_ids != (ids_BL is not None):
+            raise RemoteError("malformed", "hidden values of a subspace come with their token ids, and no others do")
+        if ids_BL is not None:
+            self._check_ids(ids_BL)
+            if ids_BL.shape != values.shape[:2]:
+                raise RemoteError("malformed", f"ids {tuple(ids_BL.shape)} of hidden values {tuple(values.shape)}")
+            ids_BL = self.link.put(ids_BL)
+        return self.link.put(values), Beside(Documents.within(bounds, values, self.link), ids_BL)
 
-    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> int:
+    def _check_ids(self, ids_BL: torch.Tensor) -> None:
+        if ids_BL.dtype != torch.int64 or ids_BL.ndim != 2 or ids_BL.numel() == 0:
+            raise RemoteError("malformed", f"token ids are int64 (B, L), got {ids_BL.dtype} {tuple(ids_BL.shape)}")
+        least, most = int(ids_BL.min()), int(ids_BL.max())
+        if least < 0 or most >= self.vocab_size:
+            raise RemoteError("malformed", f"token ids lie in [0, {self.vocab_size}), got {least} to {most}")
+
+    def _checked_targets(self, targets_BL: torch.Tensor, x: StageInput) -> int:
         """How many are counted. They are on the host yet."""
         # A target outside the vocabulary would stop a GPU for good, so it is refused here.
         if targets_BL.dtype != torch.int64 or targets_BL.shape != x.shape[:2]:

@@ -1,7 +1,7 @@
 """A microbatch's pass through a stage: tensors from the bytes that come, and the bytes that go.
 
 The peer that serves the stage, the simulated one and whoever replays them compute by this and nothing else.
-Shapes: B samples, L tokens, D hidden values.
+Shapes: B samples, L tokens, D values of a token between stages.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.settings import RunSettings
 from swarm.model.documents import Bounds
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
+from swarm.model.subspace import StageInput, WithinSubspace
 from swarm.model.wire import Wire
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -27,7 +28,8 @@ class TensorPass:
 
     def __init__(self, settings: RunSettings, model: StageModel) -> None:
         self.model = model
-        self.shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
+        self.shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hop_width)
+        self.sends_ids = settings.model.sends_ids
         self._wire = Wire(settings.codecs.activations, model.link)
         self._gradient_wire = Wire(settings.codecs.activation_gradients, model.link)
         self.codec = self._wire.codec
@@ -43,31 +45,53 @@ class TensorPass:
             raise RemoteError("malformed", f"{len(body)} bytes of ids for {num_samples} samples of {num_tokens} tokens")
         return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
 
-    def x(self, body: Bytes) -> torch.Tensor:
-        """What the stage computes from: ids at the first, on the host; else an activation, on its device.
+    @property
+    def targets_bytes(self) -> int:
+        """Of what goes with an activation: the targets, and behind them the ids where it means nothing without them."""
+        return (2 if self.sends_ids else 1) * 4 * self.shape[0] * self.shape[1]
+
+    def targets(self, body: Bytes) -> torch.Tensor:
+        """(B, L) of what goes with an activation, as `ids` has them."""
+        self._check_length(body)
+        return self.ids(memoryview(body)[: 4 * self.shape[0] * self.shape[1]])
+
+    def x(self, body: Bytes, targets: Bytes) -> StageInput:
+        """What the stage computes from: ids at the first, on the host; else an activation, on its device, and `targets`
+        is what goes with it.
 
         Raises RemoteError("malformed").
         """
-        return self.ids(body) if self.model.is_first else self._wire.decoded(body, self.shape)
+        if self.model.is_first:
+            return self.ids(body)
+        values = self._wire.decoded(body, self.shape)
+        if not self.sends_ids:
+            return values
+        self._check_length(targets)
+        return WithinSubspace(values, self.ids(memoryview(targets)[len(targets) // 2 :]))
+
+    def _check_length(self, targets: Bytes) -> None:
+        if len(targets) != self.targets_bytes:
+            raise RemoteError("malformed", f"{len(targets)} bytes beside an activation, not {self.targets_bytes}")
 
     def gradient(self, body: Bytes) -> torch.Tensor:
         """Of y as it came, or of x as it went. Raises RemoteError("malformed")."""
         return self._gradient_wire.decoded(body, self.shape)
 
-    def norm(self, tensor_BLD: torch.Tensor) -> float:
+    def norm(self, x: StageInput) -> float:
         """In L2, as PyTorch sums it: for screens, of which no two peers need the same."""
-        return float(self.model.link.fetch(torch.linalg.vector_norm(tensor_BLD)))
+        values = x.values_BLK if isinstance(x, WithinSubspace) else x
+        return float(self.model.link.fetch(torch.linalg.vector_norm(values)))
 
     # -- there and back -----------------------------------------------------------------------------------
 
-    def forward(self, weights: Weights, x: torch.Tensor, bounds: Bounds) -> tuple[torch.Tensor, Saved]:
+    def forward(self, weights: Weights, x: StageInput, bounds: Bounds) -> tuple[torch.Tensor, Saved]:
         """y, and what `backward` needs. `bounds` are those of the birth record, which all stages have."""
         y_BLD, saved = self.model.forward(weights, x, keep=True, bounds=bounds)
         assert saved is not None
         return y_BLD, saved
 
     def loss(
-        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, bounds: Bounds
+        self, weights: Weights, x: StageInput, targets_BL: torch.Tensor, bounds: Bounds
     ) -> tuple[float, int, SavedLoss]:
         """The sum of token losses in nats, how many tokens it is of, and what `loss_backward` needs."""
         loss_sum, num_targets, saved = self.model.loss(weights, x, targets_BL, keep=True, bounds=bounds)

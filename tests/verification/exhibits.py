@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peer.pipeline.stage_pass import numeric_class
+from peer.pipeline.stage_pass import beside, numeric_class
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import StageReplica
 from swarm.averaging.activations import ActivationCodec, activation_codec
@@ -41,6 +41,7 @@ from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity, verify
 from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
+from swarm.model.subspace import StageInput, WithinSubspace
 from swarm.optim.stage_step import first_state, stage_clip_norm
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
@@ -134,12 +135,12 @@ class SmallRun:
         birth = self._birth(number, attempt, step, tokens, targets, peers[0])
         forward = activation_codec(self.settings.codecs.activations)
         backward = activation_codec(self.settings.codecs.activation_gradients)
-        shape = (*tokens.shape, line[0].model.hidden_size)
+        shape = (*tokens.shape, line[0].model.hop_width)
         sums = [replica.sum_of(step).gradient.flat for replica in line]
         versions, saved = [], []
         x_bodies: list[Bytes] = [tokens.astype("<i4").tobytes()]
         headers: list[HopHeader] = []
-        x = torch.from_numpy(tokens)
+        x: StageInput = torch.from_numpy(tokens)
         for stage, replica in enumerate(line[:-1]):
             version, weights = replica.weights_for(step)
             y, kept = replica.model.forward(weights, x, keep=True, bounds=birth.document_bounds)
@@ -153,7 +154,8 @@ class SmallRun:
                     birth, stage, version, "forward", peers[stage], peers[stage + 1], parents, shape, x_bodies[-1]
                 )
             )
-            x = forward.decode(x_bodies[-1], shape)
+            values = forward.decode(x_bodies[-1], shape)
+            x = WithinSubspace(values, torch.from_numpy(tokens)) if self.settings.model.sends_ids else values
         version, weights = line[-1].weights_for(step)
         versions.append(version)
         _, _, kept_loss = line[-1].model.loss(
@@ -188,7 +190,7 @@ class SmallRun:
                     papers=papers,
                     version=versions[stage],
                     x=x_bodies[stage],
-                    targets=targets.astype("<i4").tobytes(),
+                    targets=beside(tokens, targets, sends_ids=self.settings.model.sends_ids),
                     y=b"" if last else x_bodies[stage + 1],
                     grad_y=b"" if last else gradients[stage][1],
                     grad_x=b"" if first else gradients[stage - 1][1],

@@ -28,7 +28,7 @@ class Exchange:
     """Of the answer; None while there is none."""
     activation: Bytes
     targets: Bytes
-    """Little-endian int32."""
+    """Little-endian int32; then the input ids, where activations need them."""
     answer: Bytes
     """The encoded gradient; empty while there is none."""
 

@@ -7,7 +7,7 @@ produced the tensor and names who consumes it, what it was made from, and the di
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from swarm.core.pipeline.targets import DOCUMENT_BEGINS, MAX_BOUNDS
 from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.identity.signed_record import SignedRecord
 
+Bytes: TypeAlias = bytes | bytearray | memoryview
 MAX_TOKENS = 1 << 32
 """Of a microbatch."""
 Kind = Literal["train", "evaluate", "generate"]
@@ -111,6 +112,23 @@ class BirthRecord(SignedRecord):
         rises = all(before < after for before, after in pairwise((0, *bounds, num_samples * num_tokens)))
         if bounds and not (rises and all(bound % num_tokens for bound in bounds)):
             raise RemoteError("malformed", f"documents begin at {bounds[:5]}... in samples of {num_tokens} tokens")
+
+    @property
+    def targets_bytes(self) -> int:
+        """Of the target ids as they are sent. In runs whose activations need their input ids, these come after."""
+        return 4 * self.shape[0] * self.shape[1]
+
+    def unlike(self, targets: Bytes) -> str | None:
+        """What is not the microbatch's of its target ids and the input ids after them, if these are there; None if all
+        is."""
+        size = self.targets_bytes
+        if len(targets) not in (size, 2 * size):
+            return f"{len(targets)} bytes of targets for shape {self.shape}"
+        if hashlib.sha256(memoryview(targets)[:size]).digest() != self.targets_digest:
+            return "targets differ from the birth record"
+        if len(targets) > size and hashlib.sha256(memoryview(targets)[size:]).digest() != self.tokens_digest:
+            return "input ids differ from the birth record"
+        return None
 
     def check_documents(self, targets_BL: NDArray[np.int64]) -> None:
         """Raises RemoteError unless documents begin where the targets say."""

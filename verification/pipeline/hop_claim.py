@@ -46,7 +46,8 @@ class HopClaim:
     x: Bytes
     """At stage 0 the input ids as little-endian int32."""
     targets: Bytes
-    """For a gradient of the last stage; else empty."""
+    """For a gradient of the last stage, and wherever x means nothing without the input ids, which then come after the
+    targets; else empty."""
     grad_y: Bytes
     """Empty where there is no `grad_header`."""
 
@@ -106,7 +107,8 @@ class HopClaim:
         if stage == 0:
             if self.x_header is not None or birth.source != peer:
                 raise RemoteError("papers", f"stage 0 takes nothing in, and nothing of {birth.source}", peer)
-            _check_ids("input ids", self.x, birth.tokens_digest)
+            if hashlib.sha256(self.x).digest() != birth.tokens_digest:
+                raise RemoteError("papers", "input ids differ from their digest")
         elif self.x_header is None:
             raise RemoteError("papers", "what came in is missing", peer)
         else:
@@ -126,8 +128,10 @@ class HopClaim:
             wanted = gradient_parents(came, stage, last + 1, answer)
         if not is_made_from(header, wanted):
             raise RemoteError("papers", "header does not name what it is shown to be made from", peer)
-        if not is_forward and stage == last:
-            _check_ids("targets", self.targets, birth.targets_digest)
+        if (not is_forward and stage == last) or (settings.model.sends_ids and stage > 0):
+            unlike = birth.unlike(self.targets)
+            if unlike is not None:
+                raise RemoteError("papers", unlike, peer)
 
 
 def claims_of(
@@ -155,7 +159,7 @@ def claims_of(
                 grad_header=None,
                 claimed=one.activation,
                 x=made_from.activation if made_from is not None else ids or b"",
-                targets=b"",
+                targets=one.targets if made_from is not None and _has_ids(one) else b"",
                 grad_y=b"",
             )
         )
@@ -174,11 +178,15 @@ def claims_of(
                 grad_header=_unsigned(answer.gradient) if answer is not None and answer.gradient is not None else None,
                 claimed=one.answer,
                 x=one.activation,
-                targets=one.targets if is_last else b"",
+                targets=one.targets if is_last or _has_ids(one) else b"",
                 grad_y=answer.answer if answer is not None else b"",
             )
         )
     return claims
+
+
+def _has_ids(one: Exchange) -> bool:
+    return len(one.targets) > one.birth.targets_bytes
 
 
 def _unsigned(header: HopHeader) -> HopHeader:
@@ -200,8 +208,3 @@ def _check_one(
             raise RemoteError("papers", f"header's {name} is {found}, not {wanted}", header.producer)
     if bulk_digest(body) != header.body_digest:
         raise RemoteError("papers", f"bytes of a {direction} differ from their digest", header.producer)
-
-
-def _check_ids(what: str, body: Bytes, digest: bytes) -> None:
-    if hashlib.sha256(body).digest() != digest:
-        raise RemoteError("papers", f"{what} differ from their digest")

@@ -21,7 +21,7 @@ from swarm.data.batches import BatchReader
 from swarm.data.piece_store import WholeFile
 from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
-from swarm.model.families import validate_config
+from swarm.model.families import hop_width
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from verification.audit.evidence import Evidence, Kind
@@ -343,8 +343,7 @@ def _parts_with(evidence: Evidence, part: int) -> Parts:
 
 def _hop_shape(evidence: Evidence) -> tuple[int, int, int]:
     settings = evidence.settings
-    hidden_size: int = validate_config(settings.model.config_json).hidden_size
-    return (settings.batch.microbatch_size, settings.data.sequence_length, hidden_size)
+    return (settings.batch.microbatch_size, settings.data.sequence_length, hop_width(settings.model))
 
 
 _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {

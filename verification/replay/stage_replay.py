@@ -46,7 +46,7 @@ class Sent:
     body: memoryview
     """As it is sent."""
     exact: Floats
-    """fp32 (B, L, D), before it was encoded."""
+    """fp32 (B, L, values of a token between stages), before it was encoded."""
 
 
 @dataclass(frozen=True)
@@ -201,14 +201,14 @@ class StageReplay:
         tensors = self._tensors
         if birth.step != step or birth.shape != tensors.shape[:2]:
             raise RemoteError("papers", f"microbatch of step {birth.step} and shape {birth.shape}, not of step {step}")
-        x = tensors.x(exhibit.x)
+        x = tensors.x(exhibit.x, exhibit.targets)
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
             y, saved = tensors.forward(weights, x, birth.document_bounds)
             sent = self._sent(y, tensors.sent)
             return Replayed(sent, self._sent_gradient(tensors.backward(saved, grad_y, into)), None)
         loss_sum, num_targets, saved_loss = tensors.loss(
-            weights, x, tensors.ids(exhibit.targets), birth.document_bounds
+            weights, x, tensors.targets(exhibit.targets), birth.document_bounds
         )
         birth.check_num_targets(num_targets)
         return Replayed(None, self._sent_gradient(tensors.loss_backward(saved_loss, into)), loss_sum)
@@ -222,12 +222,12 @@ class StageReplay:
         if birth.shape != tensors.shape[:2]:
             raise RemoteError("papers", f"microbatch of shape {birth.shape}, not {tensors.shape[:2]}")
         weights = self._weights(header.version, birth.step)
-        x = tensors.x(claim.x)
+        x = tensors.x(claim.x, claim.targets)
         if header.direction == "forward":
             y, _ = self.model.forward(weights, x, keep=False, bounds=birth.document_bounds)
             return self._sent(y, tensors.sent)
         if self.model.is_last:
-            _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets), birth.document_bounds)
+            _, _, saved_loss = tensors.loss(weights, x, tensors.targets(claim.targets), birth.document_bounds)
             grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)

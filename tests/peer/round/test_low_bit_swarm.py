@@ -20,9 +20,12 @@ from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
 STEPS = 4
 
 
-def trained(folder: Path, codecs: dict[str, str], *, delay: int = 0) -> tuple[list[list[StageReplica]], dict[str, Any]]:
+def trained(
+    folder: Path, codecs: dict[str, str], *, delay: int = 0, subspace: int = 1
+) -> tuple[list[list[StageReplica]], dict[str, Any]]:
     """The replicas of each stage of a finished run, and the host's report."""
     manifest = manifest_of(
+        model={"subspace": subspace},
         codecs=codecs,
         averaging={"delay": delay, "sync_steps": 1},
         optimizer={"total_steps": STEPS},
@@ -39,12 +42,12 @@ def trained(folder: Path, codecs: dict[str, str], *, delay: int = 0) -> tuple[li
     return asyncio.run(train())
 
 
-@pytest.mark.parametrize(("averaging", "delay"), [("int4", 0), ("topk", 0), ("topk", 1)])
+@pytest.mark.parametrize(("averaging", "delay", "subspace"), [("int4", 0, 1), ("topk", 0, 4), ("topk", 1, 1)])
 def test_replicas_are_byte_identical_when_contributions_are_low_bit(
-    averaging: AveragingCodecName, delay: int, tmp_path: Path
+    averaging: AveragingCodecName, delay: int, subspace: int, tmp_path: Path
 ) -> None:
     codecs = {"averaging": averaging, "activations": "int4", "activation_gradients": "int4"}
-    stages, report = trained(tmp_path, codecs, delay=delay)
+    stages, report = trained(tmp_path, codecs, delay=delay, subspace=subspace)
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"]
     for replicas in stages:
         assert [replica.version for replica in replicas] == [STEPS, STEPS]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
+from swarm.model.subspace import StageInput, WithinSubspace
 from tests.swarm.model.tiny_models import CONFIGS, CUTS
 
 TEXT = 'Grüße,\n\tNaïve 🎉 \x00 <s> "quoted"  spaces '
@@ -26,6 +28,10 @@ TEXT = 'Grüße,\n\tNaïve 🎉 \x00 <s> "quoted"  spaces '
 def byte_model(config: str) -> ModelSettings:
     fields = CONFIGS[config] | {"vocab_size": 256, "dtype": "float32"}
     return ModelSettings(config_json=canonical_config_json(fields), stage_layers=CUTS[3])
+
+
+def untied(config_json: str) -> str:
+    return canonical_config_json(json.loads(config_json) | {"tie_word_embeddings": False})
 
 
 def write_checkpoint(folder: Path, model: ModelSettings, tokenizer: str = "bytes") -> Path:
@@ -40,14 +46,16 @@ def write_checkpoint(folder: Path, model: ModelSettings, tokenizer: str = "bytes
 def staged_loss(model: ModelSettings, text: str) -> float:
     """Mean loss in nats of the bytes of `text` in our own stages."""
     ids = torch.tensor([list(text.encode())])
-    hidden = ids[:, :-1].contiguous()
+    given = ids[:, :-1].contiguous()
+    hidden: StageInput = given
     for stage_index, flat in enumerate(initial_weights(model, 4, None)):
         stage = StageModel(model, stage_index)
         weights = stage.weights(flat + flat.dtype.type(0.01))
         if stage.is_last:
             loss_sum, num_tokens, _ = stage.loss(weights, hidden, ids[:, 1:].contiguous(), keep=False)
             return loss_sum / num_tokens
-        hidden, _ = stage.forward(weights, hidden, keep=False)
+        values, _ = stage.forward(weights, hidden, keep=False)
+        hidden = WithinSubspace(values, given) if model.sends_ids else values
     raise AssertionError("no stage is the last")
 
 
@@ -98,6 +106,21 @@ def test_export_gives_the_same_loss_in_plain_transformers(tmp_path: Path) -> Non
         assert loaded["size"] == 256
         assert loaded["loss"] == pytest.approx(staged_loss(byte_model(config), TEXT), abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "llama", "qwen3-tied"]
+
+
+@pytest.mark.parametrize("config", ["llama", "gpt2", "gpt_neox"])
+def test_a_model_within_a_subspace_is_an_ordinary_one_once_exported(config: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    plain = byte_model(config)
+    model = replace(plain, subspace=4, subspace_seed=9, config_json=untied(plain.config_json))
+    export_huggingface(write_checkpoint(tmp_path / "checkpoints", model), tmp_path / "out")
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values())
+    ids = torch.tensor([list(TEXT.encode())])
+    with torch.no_grad():
+        loss = float(loaded(input_ids=ids, labels=ids).loss)
+    assert loss == pytest.approx(staged_loss(model, TEXT), abs=1e-5)
 
 
 def test_every_byte_has_its_own_token(tmp_path: Path) -> None:

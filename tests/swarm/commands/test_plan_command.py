@@ -73,6 +73,17 @@ def test_bytes_of_activations_are_those_of_the_codecs(codec: ActivationCodecName
         assert activation_bytes_per_token(codec, width) * 6 == activation_codec(codec).encoded_bytes((2, 3, width))
 
 
+def test_a_subspace_takes_of_a_line_what_its_values_and_ids_do() -> None:
+    links = replace(LINKS, uplink_mbit=1.0)
+    wide, narrow = (plan_run(_settings(f"[model]\nsubspace = {k}"), [10**6] * 2, 128, links) for k in (1, 8))
+    tokens = _settings().step_tokens(LINKS.peers_per_stage) / LINKS.peers_per_stage
+    for made, there, back in ((wide, 128, 4), (narrow, 16, 8)):
+        first, last = made.stages
+        assert first.activation_up_bytes == pytest.approx(tokens * (activation_bytes_per_token("int8", there) + back))
+        assert last.activation_up_bytes == pytest.approx(tokens * activation_bytes_per_token("int8", there))
+    assert narrow.tokens_per_s > wide.tokens_per_s
+
+
 def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> None:
     num_parameters = 10**9
     assert round_bytes("int8", num_parameters, 8) == pytest.approx(1.75e9, rel=0.02)
@@ -218,8 +229,8 @@ def test_ends_of_the_pipeline_send_one_way_only() -> None:
     settings = _settings("[model]\nstages = 3\n[codecs]\nactivations = 'fp32'\nactivation_gradients = 'bf16'")
     first, middle, last = plan_run(settings, [10**6] * 3, 100, LINKS).stages
     tokens = settings.batch.target_tokens / LINKS.peers_per_stage
-    assert [part.activation_up_bytes / tokens for part in (first, middle, last)] == [400, 600, 200]
-    assert [part.activation_down_bytes / tokens for part in (first, middle, last)] == [200, 600, 400]
+    assert [part.activation_up_bytes / tokens for part in (first, middle, last)] == [404, 604, 200]
+    assert [part.activation_down_bytes / tokens for part in (first, middle, last)] == [200, 604, 404]
 
 
 def test_round_longer_than_its_step_is_warned_of_with_the_batch_that_would_do() -> None:

@@ -150,6 +150,12 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
             "[model]\nconfig = 'c.json'",
             ['model.config = "', 'c.json" cannot be read (No such file', "correct the path"],
         ),
+        (
+            "[model]\nsubspace = 4\ncheckpoint = 'weights'",
+            ["model.subspace = 4 and model.checkpoint are both given", "trained values lie in none; keep one"],
+        ),
+        ("[model]\nsubspace = 4\n[adapters]\nrank = 8", ["model.subspace = 4", "set adapters.rank = 0"]),
+        ("[model]\nsubspace = 5", ["model.subspace = 5", "does not divide hidden_size = 128"]),
         ("[model]\nconfig = 3", ["model.config = 3 is an integer", "give"]),
         ("[model]\ncheckpoint = 'nowhere'", ['model.checkpoint = "', "holds no safetensors", "give a local folder"]),
         (

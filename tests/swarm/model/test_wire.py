@@ -78,7 +78,7 @@ def test_a_microbatch_crosses_encoded_twice_each_way(codec: ActivationCodecName,
     weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     body = tensors.codec.encode(torch.randn(tensors.shape))
     with counted() as copies:
-        y, saved = tensors.forward(weights, tensors.x(body), ())
+        y, saved = tensors.forward(weights, tensors.x(body, b""), ())
         tensors.sent(y)
         grad_x = tensors.backward(saved, tensors.gradient(body), into)
         assert grad_x is not None
@@ -106,7 +106,7 @@ def test_at_the_ends_ids_cross_and_losses_do() -> None:
     last, flat = stage_of(settings, 2, PRETEND)
     weights, into = last.model.weights(flat), torch.zeros(flat.size, device=PRETEND)
     with counted() as copies:
-        _, _, loss = last.loss(weights, last.x(body), ids, ())
+        _, _, loss = last.loss(weights, last.x(body, b""), ids, ())
         grad_x = last.loss_backward(loss, into)
         assert grad_x is not None
         last.answered(grad_x)

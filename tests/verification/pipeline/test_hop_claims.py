@@ -9,6 +9,7 @@ from swarm.checkpoint.state import state_chunks, state_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.ids import StageIndex, Version
+from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
@@ -29,6 +30,11 @@ from verification.state.anchor import Anchor
 from verification.state.past import Past
 
 STAGES = 3
+
+
+def narrow(subspace: int) -> RunSettings:
+    settings = small_settings(STAGES)
+    return replace(settings, model=replace(settings.model, subspace=subspace, subspace_seed=subspace))
 
 
 def claims_at(run: SmallRun, shown: tuple[Exhibit, ...], stage: int, number: int = 0) -> list[HopClaim]:
@@ -58,8 +64,9 @@ def lied(claim: HopClaim, identity: Identity) -> HopClaim:
     return replace(claim, header=header.signed_by(identity), claimed=negated)
 
 
-def test_what_neighbours_hold_of_honest_work_is_true_at_every_stage() -> None:
-    run = SmallRun(small_settings(STAGES))
+@pytest.mark.parametrize("subspace", [1, 4])
+def test_what_neighbours_hold_of_honest_work_is_true_at_every_stage(subspace: int) -> None:
+    run = SmallRun(narrow(subspace))
     replays = [begun(run, stage) for stage in range(STAGES)]
     shown = run.microbatch(0)
     directions = []
@@ -82,8 +89,9 @@ def test_a_lie_is_seen_though_its_maker_shows_and_lists_nothing() -> None:
             assert compared(replay, lie) is Grade.FRAUD
 
 
-def test_a_claim_is_refused_when_anything_in_it_is_not_what_its_header_names() -> None:
-    run = SmallRun(small_settings(STAGES))
+@pytest.mark.parametrize("subspace", [1, 4])
+def test_a_claim_is_refused_when_anything_in_it_is_not_what_its_header_names(subspace: int) -> None:
+    run = SmallRun(narrow(subspace))
     shown = run.microbatch(0)
     other = run.microbatch(1)
     for stage in range(STAGES):
@@ -103,7 +111,10 @@ def test_a_claim_is_refused_when_anything_in_it_is_not_what_its_header_names() -
                 spoilt.append(replace(claim, grad_header=None))
                 spoilt.append(replace(claim, grad_y=bytes(len(claim.grad_y))))
             if claim.targets:
+                half = len(claim.targets) // 2
                 spoilt.append(replace(claim, targets=bytes(len(claim.targets))))
+                spoilt.append(replace(claim, targets=bytes(half) + bytes(claim.targets[half:])))
+                spoilt.append(replace(claim, targets=bytes(claim.targets[:half]) + bytes(half)))
             for bad in spoilt:
                 with pytest.raises(RemoteError):
                     bad.check(run.settings, run_id=exhibits.RUN_ID)
