@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     parser.add_argument("--smoke", action="store_true", help="tiny models")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--wire", default="int8", choices=("fp32", "bf16", "int8", "int4"))
+    parser.add_argument("--wire", default="int8", choices=("fp32", "bf16", "int8", "int4", "int4h"))
     parser.add_argument("--compute", default="bf16", choices=("fp32", "bf16"))
     chosen = parser.parse_args(arguments)
     device = torch.device(chosen.device)

@@ -1,6 +1,7 @@
 """Ways to move a round's bytes over home links, held beside each other without a swarm.
 
     python -m benchmarks.homes.bulk [--round-trip-ms 80] [--loss 0.01] [--json]      # root and iproute2
+    python -m benchmarks.homes.bulk --uplink-mbit 1 --megabytes 1 --way "direct, bbr"
 
 Two homes send each other parts at once, as the two members of a round do (`peer.round.outbox`), over p2pd or over
 direct streams, under a loss-based congestion control and under bbr. The share of the uplink is that of the parts' own
@@ -23,6 +24,7 @@ from benchmarks.programs import Talking, talking
 from benchmarks.round.bulk_sender import PART_BYTES
 
 HOMES = ("one", "other")
+DOWN_TIMES = 5.0
 WAYS = {
     "p2pd, reno": ("p2pd", "reno", "reno"),
     "p2pd, bbr": ("p2pd", "bbr", "bbr"),
@@ -38,7 +40,7 @@ def sending(network: Namespaces, home: str, way: str, congestion: str) -> Abstra
     return talking([*command, network.address(home), "--way", way, "--congestion", congestion], "a sender")
 
 
-def measure(name: str, paths: Paths, *, megabytes: float, transfers: int) -> dict[str, float]:
+def measure(name: str, paths: Paths, *, uplink_mbit: float, megabytes: float, transfers: int) -> dict[str, float]:
     way, default, congestion = WAYS[name]
     with ExitStack() as stack:
         network = stack.enter_context(Namespaces(HOMES, bridged=False))
@@ -48,15 +50,16 @@ def measure(name: str, paths: Paths, *, megabytes: float, transfers: int) -> dic
         said = [sender.hear() for sender in senders]
         for sender, other, dials in zip(senders, reversed(said), (True, False), strict=True):
             sender.tell({**other, "dials": dials})
-        router.limit(paths)
+        router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit)
         num_bytes = int(megabytes * 1e6) // PART_BYTES * PART_BYTES
-        shares, small_ms, dropped = [], [], []
+        shares, small_ms, slowest_ms, dropped = [], [], [], []
         for _ in range(transfers):
             for sender in senders:
                 sender.tell({"num_bytes": num_bytes})
             for told in [sender.hear() for sender in senders]:
-                shares.append(num_bytes * 8 / (UPLINK_MBIT * 1e6 * (told["stop"] - told["start"])))
+                shares.append(num_bytes * 8 / (uplink_mbit * 1e6 * (told["stop"] - told["start"])))
                 small_ms.append(told["small_s"] * 1000)
+                slowest_ms.append(told["slowest_small_s"] * 1000)
                 dropped.append(_dropped(router, told["start"], told["stop"]))
         # The first transfer finds the way, and sixteen connections that have still to learn the line.
         return {
@@ -64,6 +67,7 @@ def measure(name: str, paths: Paths, *, megabytes: float, transfers: int) -> dic
             "least_uplink_share": min(shares[2:]),
             "first_uplink_share": statistics.mean(shares[:2]),
             "small_call_ms": statistics.median(small_ms[2:]),
+            "slowest_small_call_ms": max(slowest_ms[2:]),
             "dropped_packets": statistics.mean(dropped[2:]),
         }
 
@@ -80,6 +84,7 @@ def _dropped(router: Router, start: float, stop: float) -> int:
 @click.option("--way", "ways", multiple=True, type=click.Choice([*WAYS]), help="By default all; repeat.")
 @click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True)
 @click.option("--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Probability of a packet.")
+@click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=UPLINK_MBIT, show_default=True)
 @click.option("--megabytes", type=click.FloatRange(min=1), default=12.0, show_default=True, help="Each way.")
 @click.option("--transfers", type=click.IntRange(min=2), default=5, show_default=True)
 @click.option("--smoke", is_flag=True, help="Two megabytes by one way: does it run?")
@@ -88,6 +93,7 @@ def main(
     ways: tuple[str, ...],
     round_trip_ms: float,
     loss: float,
+    uplink_mbit: float,
     megabytes: float,
     transfers: int,
     smoke: bool,
@@ -100,12 +106,13 @@ def main(
     result: dict[str, Any] = {}
     for name in ways or WAYS:
         paths = Paths(round_trip_ms, loss)
-        found = measure(name, paths, megabytes=megabytes, transfers=transfers)
+        found = measure(name, paths, uplink_mbit=uplink_mbit, megabytes=megabytes, transfers=transfers)
         result[name] = {**found, "load_average": os.getloadavg()[0]}
         if not as_json:
             click.echo(
                 f"{name}: {found['uplink_share']:.2f} of the uplink (least {found['least_uplink_share']:.2f}, first "
-                f"transfer {found['first_uplink_share']:.2f}), small calls {found['small_call_ms']:.0f} ms, "
+                f"transfer {found['first_uplink_share']:.2f}), small calls {found['small_call_ms']:.0f} ms "
+                f"(slowest {found['slowest_small_call_ms']:.0f}), "
                 f"{found['dropped_packets']:.0f} packets dropped a transfer"
             )
     if as_json:

@@ -3,7 +3,8 @@
     python -m benchmarks.round.bulk_sender ADDRESS --way p2pd|direct --congestion NAME
 
 Says its peer id and addresses in a JSON line, then reads lines: the other's `{"peer_id", "addresses", "dials"}`, and
-for each transfer its `{"num_bytes"}`, after which it says `{"start", "stop", "small_s"}`. Ends with its standard input.
+for each transfer its `{"num_bytes"}`, after which it says `{"start", "stop", "small_s", "slowest_small_s"}`. Ends
+with its standard input.
 """
 
 import asyncio
@@ -82,7 +83,8 @@ class Sender:
         stop = time.time()
         talking.cancel()
         await asyncio.gather(talking, return_exceptions=True)
-        return {"start": start, "stop": stop, "small_s": statistics.median(small_s) if small_s else 0.0}
+        usual_s = statistics.median(small_s) if small_s else 0.0
+        return {"start": start, "stop": stop, "small_s": usual_s, "slowest_small_s": max(small_s, default=0.0)}
 
     async def _send(self, _: PeerId, parcels: list[Parcel]) -> None:
         await self._call(*(parcel.body for parcel in parcels))

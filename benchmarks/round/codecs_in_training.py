@@ -26,7 +26,7 @@ from benchmarks.single_process import WholeRun, load_run
 from swarm.core.settings import CodecSettings
 from swarm.local.compute_pools import bound_pools
 
-BARS = {"bf16": 1.01, "int8": 1.01, "int4": 1.03, "topk": 1.03}
+BARS = {"bf16": 1.01, "int8": 1.01, "int4": 1.03, "int4h": 1.03, "topk": 1.03}
 """Held-out loss over fp32's, in the mean over the seeds: fixed before anything was measured."""
 
 EXACT = CodecSettings(activations="fp32", activation_gradients="fp32", averaging="fp32")
@@ -39,6 +39,7 @@ CASES: dict[str, CodecSettings] = {
     "activations bf16": replace(EXACT, activations="bf16", activation_gradients="bf16"),
     "activations int8": replace(EXACT, activations="int8", activation_gradients="int8"),
     "activations int4": replace(EXACT, activations="int4", activation_gradients="int4"),
+    "activations int4h": replace(EXACT, activations="int4h", activation_gradients="int4h"),
 }
 
 MANIFEST = """\

@@ -39,7 +39,7 @@ Scene = Literal["fresh", "trained", "by heart"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENES: tuple[Scene, ...] = get_args(Scene)
-WIRES: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4")
+WIRES: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h")
 AVERAGING: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8")
 WIDTH, SAMPLES, TOKENS, VOCABULARY = 64, 2, 32, 128
 SEED = bytes(32)

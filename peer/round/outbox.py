@@ -71,6 +71,7 @@ class Pace(NamedTuple):
 
 
 FIRST_PACE = Pace(SHORTEST_BYTES, 2, cuts=True)
+FIRST_PEERS = 4
 """While nothing has been measured: a line of 1 Mbit/s carries so much to each of four peers in a second."""
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
@@ -216,8 +217,9 @@ class Outbox:
     def __init__(
         self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send, *, first_pace: Pace = FIRST_PACE
     ) -> None:
-        """`first_pace`: of a line that was not measured yet."""
+        """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured."""
         self._first_pace = first_pace
+        self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
@@ -260,7 +262,7 @@ class Outbox:
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         rate = self._uplink.bytes_per_s
-        return rate is None or lanes <= lanes_of(rate, most=MOST_OF_ALL)
+        return lanes <= (self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL))
 
     def _stays(self, line: _Line) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""

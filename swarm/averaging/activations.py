@@ -2,7 +2,8 @@
 
 fp32 and bf16 are those of `swarm.averaging.codecs`. int8 and int4, for T = B * L tokens of D values: bf16 scales of
 blocks of at most 64 or 32 values (T, K), each token's largest values in bf16 (T, J), their indices as uint16 (T, J),
-codes (T, D) or, two a byte, (T, D / 2 rounded up).
+codes (T, D) or, two a byte, (T, D / 2 rounded up). int4h is int4 of rows in which some tiles were turned; a scale's
+sign bit tells which.
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.codecs import int4_tokens, int8_tokens
+from kernels.codecs import hadamard_tiles, int4_tokens, int8_tokens
 from kernels.codecs.outliers import num_outliers
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, too_large
@@ -50,8 +51,12 @@ class ActivationCodec(Protocol):
 
     def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
         """How far each value that `said` decodes to may lie, by this codec alone, from what was encoded where `own`
-        was: flat. Scales of `said` count as far as an honest one could have them that encoded nearly the same. Both
-        decode."""
+        was: flat, and as `laid` has both. Scales of `said` count as far as an honest one could have them that encoded
+        nearly the same. Both decode."""
+        ...
+
+    def laid(self, values_BLD: NDArray[np.float32], said: Encoded) -> NDArray[np.float32]:
+        """Values along the axes on which those of `said`, which decodes, were rounded; lengths stay as they are."""
         ...
 
 
@@ -84,6 +89,9 @@ class _FloatCodec:
         values *= HALF_PLACE if self.name == "bf16" else 0.0
         return values
 
+    def laid(self, values_BLD: NDArray[np.float32], said: Encoded) -> NDArray[np.float32]:
+        return values_BLD
+
 
 @dataclass(frozen=True)
 class _TokenCodec:
@@ -100,10 +108,14 @@ class _TokenCodec:
         num_tokens, width = shape[0] * shape[1], shape[2]
         return num_tokens * sum(np.dtype(dtype).itemsize * columns for dtype, columns in self._columns(width))
 
+    def check_width(self, width: int) -> None:
+        """Raises LocalError for more values than indices count."""
+        if width > MAX_WIDTH:
+            raise LocalError(f"{width} values a token; {self.name} counts to {MAX_WIDTH}: use bf16")
+
     def encode(self, tensor_BLD: torch.Tensor) -> memoryview:
         rows_TD = _rows(tensor_BLD)
-        if rows_TD.shape[1] > MAX_WIDTH:
-            raise LocalError(f"{rows_TD.shape[1]} values a token; {self.name} counts to {MAX_WIDTH}: use bf16")
+        self.check_width(rows_TD.shape[1])
         data = BUFFERS.take(self.encoded_bytes((1, *rows_TD.shape)))
         arrays: list[NDArray[Any]] = []
         at = 0
@@ -116,7 +128,7 @@ class _TokenCodec:
         return data
 
     def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
-        arrays = self._arrays(data, shape)
+        arrays = self.arrays(data, shape)
         rows_TD = np.empty((shape[0] * shape[1], shape[2]), dtype=np.float32)
         if not self.kernel.decode(*arrays, rows_TD):
             raise RemoteError("malformed", f"{self.name} activations hold a scale, code or index never written")
@@ -124,18 +136,27 @@ class _TokenCodec:
 
     def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
         """Half a code's step; of what was put aside, half a place of bf16."""
-        (scales_TK, outliers_TJ, indices_TJ, _), (own_TK, own_TJ, _, _) = (
-            self._arrays(data, shape) for data in (said, own)
-        )
+        steps_TK, own_TK = (float_of_bf16(self.arrays(data, shape)[0]) for data in (said, own))
+        return self.cells_of(steps_TK, own_TK, said, own, shape)
+
+    def laid(self, values_BLD: NDArray[np.float32], said: Encoded) -> NDArray[np.float32]:
+        return values_BLD
+
+    def cells_of(
+        self, steps_TK: NDArray[np.float32], own_TK: NDArray[np.float32], said: Encoded, own: Encoded, shape: Shape
+    ) -> NDArray[np.float32]:
+        """`cells`, of codes with such steps where `own` has those."""
+        (_, outliers_TJ, indices_TJ, _), (_, own_TJ, _, _) = (self.arrays(data, shape) for data in (said, own))
         # What was just put aside here was just not there, and then it sets its block's scale.
         may_be_code_T1 = np.abs(float_of_bf16(own_TJ)).min(axis=1, initial=np.inf, keepdims=True)
-        legal_TK = np.maximum(2 * float_of_bf16(own_TK), may_be_code_T1 * np.float32(1.02 / self.largest_code))
-        half_TK = np.float32(0.5) * np.minimum(float_of_bf16(scales_TK), legal_TK)
+        legal_TK = np.maximum(2 * own_TK, may_be_code_T1 * np.float32(1.02 / self.largest_code))
+        half_TK = np.float32(0.5) * np.minimum(steps_TK, legal_TK)
         half_TD = np.repeat(half_TK, self.kernel.BLOCK_VALUES, axis=1)[:, : shape[2]]
         np.put_along_axis(half_TD, indices_TJ.astype(np.int64), np.abs(float_of_bf16(outliers_TJ)) * HALF_PLACE, axis=1)
         return half_TD.reshape(-1)
 
-    def _arrays(self, data: Encoded, shape: Shape) -> list[NDArray[Any]]:
+    def arrays(self, data: Encoded, shape: Shape) -> list[NDArray[Any]]:
+        """Scales, outliers, indices, codes. Raises RemoteError("malformed") for another length."""
         check_length(data, self.encoded_bytes(shape))
         num_tokens = shape[0] * shape[1]
         arrays: list[NDArray[Any]] = []
@@ -154,11 +175,72 @@ class _TokenCodec:
         return [(np.uint16, blocks), (np.uint16, outliers), (np.uint16, outliers), (self.code, codes)]
 
 
+class _TurnedCodec:
+    """int4 of rows with turned tiles (`kernels.codecs.hadamard_tiles`)."""
+
+    name = "int4h"
+
+    def __init__(self) -> None:
+        self._tokens = _TokenCodec(self.name, int4_tokens, np.uint8, 2, 7)
+
+    def encoded_bytes(self, shape: Shape) -> int:
+        return self._tokens.encoded_bytes(shape)
+
+    def encode(self, tensor_BLD: torch.Tensor) -> memoryview:
+        rows_TD = _rows(tensor_BLD)
+        self._tokens.check_width(rows_TD.shape[1])
+        turned_TD = np.empty_like(rows_TD)
+        is_turned_TK = np.empty((len(rows_TD), -(-rows_TD.shape[1] // int4_tokens.BLOCK_VALUES)), dtype=np.uint8)
+        if not hadamard_tiles.turn(rows_TD, turned_TD, is_turned_TK):
+            raise too_large(rows_TD)
+        data = self._tokens.encode(torch.from_numpy(turned_TD))
+        scales = np.frombuffer(data, dtype=np.uint16, count=is_turned_TK.size)
+        scales |= is_turned_TK.reshape(-1).astype(np.uint16) << np.uint16(15)
+        return data
+
+    def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        scales_TK, is_turned_TK, outliers_TJ, indices_TJ, codes = self._arrays(data, shape)
+        rows_TD = np.empty((shape[0] * shape[1], shape[2]), dtype=np.float32)
+        good = int4_tokens.decode(scales_TK, outliers_TJ, indices_TJ, codes, rows_TD)
+        if not good or not hadamard_tiles.turn_back(scales_TK, is_turned_TK, indices_TJ, rows_TD):
+            raise RemoteError("malformed", f"{self.name} activations hold a scale, code, index or turn never written")
+        return torch.from_numpy(rows_TD).reshape(shape)
+
+    def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
+        """As int4's. The step of a turned tile weighs more; where `own` has turned one, it could be unturned in `said`,
+        with the step that its values then have."""
+        scales_TK, is_turned_TK, *_ = self._arrays(said, shape)
+        own_TK, own_is_turned_TK, *_ = self._arrays(own, shape)
+        steps_TK = float_of_bf16(scales_TK) * np.where(is_turned_TK, hadamard_tiles.GAIN, np.float32(1.0))
+        tile = int4_tokens.BLOCK_VALUES
+        rows_TD = np.abs(self.decode(own, shape).numpy().reshape(len(scales_TK), shape[2]))
+        whole_TD = np.pad(rows_TD, ((0, 0), (0, -shape[2] % tile)))
+        unturned_TK = whole_TD.reshape(*scales_TK.shape, tile).max(axis=2, initial=0.0) * np.float32(1.02 / 7)
+        plain_TK = np.where(own_is_turned_TK, unturned_TK, float_of_bf16(own_TK))
+        return self._tokens.cells_of(steps_TK, plain_TK, said, own, shape)
+
+    def laid(self, values_BLD: NDArray[np.float32], said: Encoded) -> NDArray[np.float32]:
+        samples, tokens, width = values_BLD.shape
+        laid_BLD = np.array(values_BLD, dtype=np.float32)
+        _, is_turned_TK, *_ = self._arrays(said, (samples, tokens, width))
+        hadamard_tiles.turn_orthonormal(is_turned_TK, laid_BLD.reshape(-1, width))
+        return laid_BLD
+
+    def _arrays(
+        self, data: Encoded, shape: Shape
+    ) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.uint16], NDArray[np.uint16], NDArray[np.uint8]]:
+        """Scales without their sign, whether tiles are turned, outliers, indices, codes."""
+        signed_TK, outliers_TJ, indices_TJ, codes = self._tokens.arrays(data, shape)
+        is_turned_TK = (signed_TK >> np.uint16(15)).astype(np.uint8)
+        return signed_TK & np.uint16(0x7FFF), is_turned_TK, outliers_TJ, indices_TJ, codes
+
+
 _CODECS: dict[ActivationCodecName, ActivationCodec] = {
     "fp32": _FloatCodec(vector_codec("fp32")),
     "bf16": _FloatCodec(vector_codec("bf16")),
     "int8": _TokenCodec("int8", int8_tokens, np.int8, 1, 127),
     "int4": _TokenCodec("int4", int4_tokens, np.uint8, 2, 7),
+    "int4h": _TurnedCodec(),
 }
 
 

@@ -352,12 +352,12 @@ def total_bytes(items: Mapping[str, int], place: str) -> int:
 def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
     """Wire bytes of one token of so many values between two stages.
 
-    int8 and int4 have scales for each 64 or 32 values and keep the largest values aside.
+    int8 and int4 (int4h) have scales for each 64 or 32 values and keep the largest values aside.
     """
     aside = 4 * min(hidden_size, 4 + hidden_size // 256)
     if codec == "int8":
         return hidden_size + 2 * -(-hidden_size // 64) + aside
-    if codec == "int4":
+    if codec in ("int4", "int4h"):
         return -(-hidden_size // 2) + 2 * -(-hidden_size // 32) + aside
     return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
 

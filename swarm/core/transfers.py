@@ -17,8 +17,9 @@ LOOKS = 20
 MOST_TIMES = 4.0
 SHARED_BY = 16
 """Transfers that may share one line at a time: what a line is assumed to carry is divided among them."""
-BUFFER_S = 0.2
-"""Of its rate, an uplink's buffer holds."""
+BUFFER_S = 0.1
+"""Of its rate, bulk may keep an uplink's buffer filled: half of what a modem holds. The rest is for what is small: it
+would wait twice as long else, or be dropped and sent again after seconds."""
 LEAST_WINDOW_BYTES = 4 * 1448
 """Of one connection, TCP's congestion control keeps under way however much is lost: four full packets (bbr)."""
 LEAST_LANES, MOST_LANES = 2, 16
@@ -59,8 +60,8 @@ def longest_way_s(hop_bytes: float, num_hops: int, *, floor_s: float, least_mbit
 
 
 def lanes_of(rate: float, *, most: int) -> int:
-    """Transfers side by side on a line of `rate` bytes a second: no more than its buffer holds the least of that TCP
-    keeps under way of each, or they would lose one another's packets."""
+    """Transfers side by side on a line of `rate` bytes a second: no more than half of its buffer holds the least
+    of that TCP keeps under way of each, or they would lose one another's packets, and those of small calls."""
     return max(LEAST_LANES, min(most, int(rate * BUFFER_S / LEAST_WINDOW_BYTES)))
 
 

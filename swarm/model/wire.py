@@ -33,7 +33,8 @@ class Wire:
     def __init__(self, name: ActivationCodecName, link: Link) -> None:
         self.codec: ActivationCodec = activation_codec(name)
         self._link = link
-        self._is_there = link.device.type != "cpu" and name != "fp32" and _has_kernels(link.device.type)
+        there = name not in ("fp32", "int4h")  # of these there are no kernels for devices
+        self._is_there = link.device.type != "cpu" and there and _has_kernels(link.device.type)
 
     def encoded(self, tensor_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for values that are not finite or not below 2^126."""

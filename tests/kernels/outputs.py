@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import clipping, int8_moments, norms, optimizers, orthogonal, robust, windows
-from kernels.codecs import formats, int2_blocks, int4_blocks, int4_tokens, int8_blocks, int8_tokens, topk
+from kernels.codecs import (
+    formats,
+    hadamard_tiles,
+    int2_blocks,
+    int4_blocks,
+    int4_tokens,
+    int8_blocks,
+    int8_tokens,
+    topk,
+)
 from kernels.codecs.outliers import num_outliers
 from kernels.threads import SMALLEST_RANGE_VALUES, Threads
 
@@ -125,6 +134,13 @@ def _tokens(threads: Threads) -> Named:
         good = encode(rows_TD, scales, outliers, indices, codes)
         decoded = decode(scales, outliers, indices, codes, out)
         yield f"{name} tokens", [good, scales, outliers, indices, codes, decoded, out]
+    rows_TD = plain(9, num_tokens * width).reshape(num_tokens, width) ** 3
+    turned, flags = np.empty_like(rows_TD), np.empty((num_tokens, -(-width // 32)), np.uint8)
+    good = hadamard_tiles.turn(rows_TD, turned, flags)
+    scales, indices = np.full(flags.shape, 0x3F80, np.uint16), np.full((num_tokens, 1), width - 1, np.uint16)
+    back = turned.copy()
+    is_back = hadamard_tiles.turn_back(scales, flags, indices, back)
+    yield "turned tiles", [good, turned, flags, is_back, back]
 
 
 def _sums(threads: Threads) -> Named:

@@ -105,6 +105,28 @@ def decode_int4_token(
     return row
 
 
+def turned_tiles(row: Floats, num_outliers: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """A token's row and which of its tiles are turned, as `kernels.codecs.hadamard_tiles.turn` has them."""
+    matrix = np.ones((1, 1), np.float32)
+    for _ in range(5):
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    aside = np.argsort(-np.abs(row), kind="stable")[:num_outliers]
+    made, is_turned = row.copy(), np.zeros(-(-row.size // 32), np.bool_)
+    for tile in range(row.size // 32):
+        part = row[tile * 32 : tile * 32 + 32]
+        most = np.abs(part).max()
+        if tile in aside // 32 or not 2.0**-60 <= most < 2.0**60:
+            continue
+        spread = np.where(np.abs(part) >= 2.0**-90, part, np.float32(0))
+        for half in (1, 2, 4, 8, 16):
+            pairs = spread.reshape(-1, 2, half) * np.float32(0.5)
+            spread = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        np.testing.assert_allclose(spread, matrix @ part.astype(np.float64) / 32, atol=float(most) * 1e-6)
+        if np.abs(spread).max() * np.float32(32**0.5) < most:
+            made[tile * 32 : tile * 32 + 32], is_turned[tile] = spread, True
+    return made, is_turned
+
+
 def select_topk(values: Floats) -> tuple[Bytes, Floats]:
     """Marks and chosen values of `kernels.codecs.topk.select`; values are finite and below 2^126."""
     marked = np.zeros(values.size, np.bool_)

@@ -124,14 +124,14 @@ _UNKNOWN = Bounds(floor=1e-1, fraud=4e-1, report_only=True)
 
 TABLE: dict[tuple[str, str, Kind], Bounds] = {
     **{("fp32", "fp32", kind): _FP32 for kind in get_args(Kind)},
-    **{("fp32", codec, kind): _FP32_CODED for codec in ("int8", "int4") for kind in _HOPS},
+    **{("fp32", codec, kind): _FP32_CODED for codec in ("int8", "int4", "int4h") for kind in _HOPS},
     ("fp32", "bf16", "activation"): Bounds(floor=1e-3, fraud=4e-2),
     ("fp32", "bf16", "gradient"): Bounds(floor=1e-3, fraud=8e-2),
     ("fp32", "bf16", "contribution"): Bounds(floor=1e-3, fraud=8e-2),
     ("fp32", "int8", "contribution"): _FP32_CODED,
     # Of windows alone. An error of the share d of a value's spread moves a code with that chance, and by a whole step.
     ("fp32", "int2", "contribution"): Bounds(floor=2e-2, fraud=5e-2),
-    **{("bf16", codec, kind): _BF16 for codec in ("fp32", "bf16", "int8", "int4") for kind in _HOPS},
+    **{("bf16", codec, kind): _BF16 for codec in ("fp32", "bf16", "int8", "int4", "int4h") for kind in _HOPS},
     **{("bf16", codec, "contribution"): _BF16 for codec in ("fp32", "bf16", "int8")},
 }
 """By arithmetic (`ModelSettings.arithmetic`), codec on the wire, and what it carries."""

@@ -215,11 +215,12 @@ def compared_sent(
     """A tensor on the wire beside what a replay came to before it encoded it; `again` replays it. Raises
     RemoteError("malformed")."""
     shape = _shape_of(sent.exact)
-    claimed, cells = codec.decode(said, shape).numpy(), codec.cells(said, sent.body, shape)
+    claimed, exact = (codec.laid(values, said) for values in (codec.decode(said, shape).numpy(), sent.exact))
+    cells = codec.cells(said, sent.body, shape)
 
     def graded(own: Errors | None) -> Comparison:
         own_error = own[0] if own else None
-        return compare(claimed, sent.exact, bounds, cells=cells, own_error=own_error, caution=caution)
+        return compare(claimed, exact, bounds, cells=cells, own_error=own_error, caution=caution)
 
     return past_doubt(graded, lambda: (relative_error(again(), sent.exact),))
 
@@ -236,7 +237,7 @@ def compared_bodies(
     RemoteError("malformed")."""
     codecs = settings.codecs
     codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
-    first, second = (codec.decode(body, shape).numpy() for body in (said, other))
+    first, second = (codec.laid(codec.decode(body, shape).numpy(), said) for body in (said, other))
     cells = codec.cells(said, other, shape) + codec.cells(other, said, shape)
     return compare(first, second, bounds_for(settings.model.arithmetic, codec.name, kind), cells=cells)
 

@@ -288,15 +288,14 @@ class Tally:
         self._equal += sum(count * (count - 1) // 2 for count in counts.values())
         bodies = {name: codec.encode(torch.from_numpy(values)) for name, values in distinct.items()} if codec else {}
         for one, other in itertools.combinations(distinct, 2):
-            claimed, cells = distinct[one], None
+            claimed, replayed, cells = distinct[one], distinct[other], None
             if codec is not None:
                 samples, tokens, width = claimed.shape
                 shape = samples, tokens, width
-                claimed, cells = (
-                    codec.decode(bodies[one], shape).numpy(),
-                    codec.cells(bodies[one], bodies[other], shape),
-                )
-            compared = compare(claimed, distinct[other], self._bounds, cells=cells, own_error=own_error)
+                decoded = codec.decode(bodies[one], shape).numpy()
+                claimed, replayed = (codec.laid(values, bodies[one]) for values in (decoded, replayed))
+                cells = codec.cells(bodies[one], bodies[other], shape)
+            compared = compare(claimed, replayed, self._bounds, cells=cells, own_error=own_error)
             self._errors.append(compared.measured)
             self._shares.append(compared.share)
             self._heavy.append(counts[one] * counts[other])

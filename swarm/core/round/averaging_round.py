@@ -542,8 +542,17 @@ class AveragingRound:
         self.facts.check_member(peer)
         self._reduction.arrivals.moved(peer, now=now)
         is_waiting = self.roster is not None and self.result is None and self._patience.due is not None
-        if is_waiting and self._lead.ballots.proposal is None and now < self._reduction.arrivals.ends_at:
+        is_waiting = is_waiting and self._lead.ballots.proposal is None and now < self._reduction.arrivals.ends_at
+        if is_waiting and not self._waits_for_leader_alone():
             self._wait_for_leader(now)
+
+    def _waits_for_leader_alone(self) -> bool:
+        """Whether nothing is to come but what the leader itself reduces: a leader relieves others, and not itself."""
+        roster = self.roster
+        if roster is None or self.leads:
+            return False
+        unreduced = self.parts.unreduced(roster)
+        return bool(unreduced) and all(roster.combiner_of(part) == roster.leader for part in unreduced)
 
     def on_missing(
         self,
@@ -573,13 +582,17 @@ class AveragingRound:
         return self._lead.missing(sender, missing, lacks, now=now)
 
     def _look(self, now: float) -> Instructions:
-        """Say whose parts are missing; a leader says it to itself."""
+        """Say whose parts are missing; a leader says it to itself. Whose parts do not come should not lead: its roster
+        and its ballots would come later still."""
         out: Instructions = []
+        before, leader = self.given_up, self.leader
         for said in self._reduction.look(now=now):
             if isinstance(said, SayMissing) and said.to == self.me:
                 out += self.on_missing(self.me, said.view, said.missing, said.given_up, now=now)
             else:
                 out.append(said)
+        if leader in self.given_up - before and leader == self.leader and not self.leads:
+            out += self._next_view(now)
         return out
 
     def on_announced(self, sender: PeerId, part: int, cohort: int, *, now: float) -> Instructions:
@@ -688,9 +701,10 @@ class AveragingRound:
 
     def _next_view(self, now: float) -> Instructions:
         facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()
-        others = [peer for peer in facts.members if peer not in left and peer not in self._gone and peer != self.me]
+        away = {*left, *self._gone, *self.given_up, self.me}
+        others = [peer for peer in facts.members if peer not in away]
         view = self.view + 1
-        # Whoever was put off leads only if nobody else is there.
+        # Whoever was put off, or is too slow, leads only if nobody else is there.
         while facts.leader_of(view) not in others and (facts.leader_of(view) != self.me or (self.left and others)):
             view += 1
         if not self._closing:  # nothing has been asked yet: only whom to report to changes

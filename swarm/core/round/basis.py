@@ -4,7 +4,7 @@ A voter outside the stage need not follow its chain: whoever asks for its vote s
 under the version name that the basis hashes to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -42,6 +42,11 @@ class RoundBasis(Row, kind="basis"):
     """What each of the members has revealed of its hash chain; None: nothing that is certified."""
     said: HostWord
     """The host's last word that is certified."""
+    previous_late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
+    """Of the previous members, as `late`."""
+    late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
+    """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers: they lead
+    behind all others, and reduce nothing while there are others."""
 
     @cached_property
     def name(self) -> bytes:
@@ -61,7 +66,8 @@ class RoundBasis(Row, kind="basis"):
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
         """Who leads the round in which view: in turn, of the members of the certificate before the version's own."""
-        first = leaders_of(dict(zip(self.previous_members, self.previous_work, strict=True)), step)
+        before = dict(zip(self.previous_members, self.previous_work, strict=True))
+        first = leaders_of(before, step, late=self.previous_late)
         return first + tuple(peer for peer in self.members if peer not in first)
 
     def _check_fields(self) -> None:
@@ -69,12 +75,18 @@ class RoundBasis(Row, kind="basis"):
             raise RemoteError("malformed", "basis does not say what each member has done")
         if len(self.links) != len(self.members):
             raise RemoteError("malformed", f"basis of {len(self.members)} members and {len(self.links)} links")
+        for late, members in ((self.previous_late, self.previous_members), (self.late, self.members)):
+            if late != tuple(peer for peer in members if peer in late):
+                raise RemoteError("malformed", "basis calls others late than some of its members, in order")
         for listed in (self.members, self.previous_members):
             if not listed or any(one >= other for one, other in pairwise(listed)):
                 raise RemoteError("malformed", "basis without members, or not in order")
 
 
-def leaders_of(work: Mapping[PeerId, int], step: Step) -> tuple[PeerId, ...]:
-    """In which order members lead: those who did any work take turns by it; who did none comes last."""
-    first = in_turn(seats(work), step)
-    return first + tuple(peer for peer in sorted(work) if peer not in first)
+def leaders_of(work: Mapping[PeerId, int], step: Step, *, late: Collection[PeerId] = ()) -> tuple[PeerId, ...]:
+    """In which order members lead: those who did any work take turns by it; then who did none; at last who is `late`,
+    for who leads sends its roster to all others."""
+    in_time = {peer: tokens for peer, tokens in work.items() if peer not in late}
+    first = in_turn(seats(in_time or work), step)
+    rest = [peer for peer in sorted(work) if peer not in first]
+    return first + tuple(sorted(rest, key=lambda peer: peer in late))

@@ -456,15 +456,15 @@ class Result(Signed, PackedOnce):
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
-    def basis_after(self, before: RoundBasis, work: tuple[int, ...]) -> RoundBasis:
+    def basis_after(self, before: RoundBasis, work: tuple[int, ...], late: tuple[PeerId, ...] = ()) -> RoundBasis:
         """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
-        member of the version."""
+        member of the version; `late`: those of them whose parts did not come when they were last awaited."""
         roster, after = self.roster, self.roster.members_after
         revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.committed}
         links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
         said = roster.said or before.said
         members = (roster.members, before.work, after, work)
-        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said)
+        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said, before.late, late)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

@@ -62,6 +62,8 @@ class RoundFacts:
     fits into a message, whatever they commit to."""
     amendments: int = 0
     """Of the run, in force: tickets of before are none any more."""
+    late: tuple[PeerId, ...] = ()
+    """Members whose lines were too slow when they were last waited for (`RoundBasis.late`)."""
 
     @classmethod
     def of_basis(
@@ -96,6 +98,7 @@ class RoundFacts:
             max_tokens=max_tokens,
             max_work=max_work,
             amendments=amendments,
+            late=basis.late,
         )
 
     @property

@@ -159,7 +159,7 @@ class RoundLead:
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
         # Who brings its own parts too late would bring what it reduces later still.
-        away = {*self.gone, *self.late, *self.leave_out, *self._missed}
+        away = {*self.gone, *self.late, *self.leave_out, *(self._missed - {self.me}), *self.facts.late}
         made = self.reduction.with_reducers(roster, held, away)
         return replace(made, signature=self.sign(made.signed_bytes()))
 
@@ -203,7 +203,8 @@ class RoundLead:
             return self._send(roster) + self.follow(roster, now)
         if asked.result is not None:
             away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), self.me}
-            living = {*self.facts.members} & {*self.ballots.voters} - away
+            # Who is known to be late fetches the bytes when it can: others need not stand still for that.
+            living = {*self.facts.members} & {*self.ballots.voters} - away - {*self.facts.late}
             if (living and not late) or self.reduction.parts.lacking(asked.result):
                 return []  # the bytes should be with everyone who lives before they are needed
             self.voter.remember_result(replace(asked.result, certificate=certificate))

@@ -47,7 +47,8 @@ class RoundReduction:
     parts: RoundParts = field(default_factory=RoundParts)
     arrivals: Arrivals = field(default_factory=lambda: Arrivals(Waits(), 1.0))
     given_up: set[PeerId] = field(default_factory=set)
-    """Whose parts this peer has said that it waits for no longer, in this round."""
+    """Whose parts this peer has said that it waits for no longer, in this round: it does not wait for them again under
+    another leader."""
     due: float | None = None
     """When this peer says whose parts it still lacks."""
     is_over: bool = False
@@ -69,9 +70,11 @@ class RoundReduction:
         new_leader = earlier is None or earlier.leader != roster.leader
         held = earlier.reducers if earlier is not None else ()
         out: Instructions = []
+        has_more_to_reduce = False
         for place, reducer in enumerate(roster.reducers):
             cohort, part = divmod(place, roster.num_parts)
             stays = bool(held) and held[place] == reducer
+            has_more_to_reduce |= reducer == self.me and not stays
             is_own = mine is not None and cohort == roster.cohort_of[self.me]
             if reducer != self.me:
                 if is_own and not (stays and moved_before):
@@ -86,9 +89,12 @@ class RoundReduction:
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
-        if new_leader or earlier is None or not roster.comes_of(earlier.facts_digest()):
-            self.arrivals.begin(now=now)  # whoever else is late had its time
-        self.due = now + self.facts.phase_s if self.me in roster.reducers else None
+        # Where a contribution less is awaited, and nothing more is sent for it, whoever else is late had its time.
+        is_less = not new_leader and earlier is not None and roster.comes_of(earlier.facts_digest())
+        if not is_less or has_more_to_reduce:
+            self.arrivals.begin(now=now)
+        has_given_up = any(made.peer_id in self.given_up for made in roster.contributions)
+        self.due = now + (0.0 if has_given_up else self.facts.phase_s) if self.me in roster.reducers else None
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)
         return out + (self._combine_all(roster) if self._is_split else [])
@@ -124,7 +130,8 @@ class RoundReduction:
     def with_reducers(self, roster: Roster, held: tuple[PeerId, ...], away: Container[PeerId]) -> Roster:
         """The roster with reducers who are not `away`; of `held`, the reducers so far, those stay who are of use."""
         stay = tuple(peer for peer in self.facts.members if peer not in left_by(roster))
-        live = tuple(peer for peer in stay if peer == self.me or peer not in away) or stay
+        near = tuple(peer for peer in stay if peer == self.me) or stay
+        live = tuple(peer for peer in stay if peer not in away) or near
         done = {part for part, reduced in self.parts.reduced.items() if is_of(reduced, roster)}
         return with_reducers(roster, held, live, num_parts=self.facts.num_parts, done=done)
 
@@ -189,7 +196,7 @@ class RoundReduction:
             return []
         if 2 * len(missing) < len(roster.contributions):
             self.arrivals.most_are_here(now=now)
-        awaited = self.arrivals.awaited(missing, now=now) - dead
+        awaited = self.arrivals.awaited(missing, now=now) - dead - self.given_up
         given_up = (missing - awaited) | dead
         self.given_up |= given_up
         if missing:

@@ -1,7 +1,7 @@
 """What each member of a stage did in the last versions, by certified results alone: what its vote weighs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,14 +27,17 @@ class RecentWork(Row, kind="recent work"):
     """Of each version, the newest last."""
     idle: Annotated[int, Integer(high=1 << 52)] = 0
     """Versions since the last that it brought work to, or since it came, in which the stage had work."""
+    is_late: bool = False
+    """Its parts did not come in time when it last had a contribution on a roster (`Roster.left_out`)."""
 
     @property
     def total(self) -> int:
         return sum(self.tokens)
 
-    def and_then(self, tokens: int) -> "RecentWork":
+    def and_then(self, tokens: int, *, is_left_out: bool) -> "RecentWork":
         """After one version more, to which it brought so many."""
-        return RecentWork(self.peer_id, (*self.tokens, tokens)[-RECENT_VERSIONS:], 0 if tokens else self.idle + 1)
+        newest, idle = (*self.tokens, tokens)[-RECENT_VERSIONS:], 0 if tokens else self.idle + 1
+        return RecentWork(self.peer_id, newest, idle, is_left_out or (self.is_late and not tokens))
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,26 @@ def founded(members: Sequence[PeerId], work: Sequence[int]) -> tuple[RecentWork,
 
 
 def worked(
-    before: Iterable[RecentWork], done: Mapping[PeerId, int], members: Iterable[PeerId]
+    before: Iterable[RecentWork],
+    done: Mapping[PeerId, int],
+    members: Iterable[PeerId],
+    *,
+    left_out: Container[PeerId] = (),
 ) -> tuple[RecentWork, ...]:
-    """After a round in which these tokens were done, of those who are members then; who comes has done nothing."""
+    """After a round in which these tokens were done, and these members' contributions were left out, of those who are
+    members then; who comes has done nothing."""
     held = {one.peer_id: one for one in before}
     if not any(done.values()):
         return tuple(held.get(peer, RecentWork(peer, ())) for peer in members)
-    return tuple(held[peer].and_then(done.get(peer, 0)) if peer in held else RecentWork(peer, ()) for peer in members)
+    return tuple(
+        held[peer].and_then(done.get(peer, 0), is_left_out=peer in left_out) if peer in held else RecentWork(peer, ())
+        for peer in members
+    )
+
+
+def late_of(recent: Iterable[RecentWork]) -> tuple[PeerId, ...]:
+    """Whose lines were too slow for the last round that they had something to bring to."""
+    return tuple(one.peer_id for one in recent if one.is_late)
 
 
 def done_in(result: Result, counted: Mapping[PeerId, int]) -> dict[PeerId, int]:

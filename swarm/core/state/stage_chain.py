@@ -22,7 +22,7 @@ from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leade
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
-from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, worked
+from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, late_of, worked
 from swarm.core.state.result_size import most_work
 
 
@@ -136,7 +136,7 @@ class StageChain(Record):
         if int(step) == self.version:
             return self.basis.leaders(step)
         assert int(step) == self.version + 1
-        return leaders_of(self.basis.work_of, step)
+        return leaders_of(self.basis.work_of, step, late=self.basis.late)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
@@ -198,7 +198,8 @@ class StageChain(Record):
         if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
-        done = worked(self.recent_work, done_in(result, self.weights_of(roster, settings)), members)
+        left_out = {lost.peer_id for lost in roster.left_out}
+        done = worked(self.recent_work, done_in(result, self.weights_of(roster, settings)), members, left_out=left_out)
         leases = self.leases
         if self.stage == 0:
             ids = [item.microbatch_id for work in self.work_done(result, settings).values() for item in work]
@@ -210,7 +211,7 @@ class StageChain(Record):
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            result.basis_after(self.basis, tuple(one.total for one in done)),
+            result.basis_after(self.basis, tuple(one.total for one in done), late_of(done)),
             self.coordinator,
             self.run_key,
             leases,
@@ -221,7 +222,7 @@ class StageChain(Record):
 
     def _check_fields(self) -> None:
         known = tuple((one.peer_id, one.total) for one in self.recent_work)
-        if known != tuple(self.basis.work_of.items()):
+        if known != tuple(self.basis.work_of.items()) or late_of(self.recent_work) != self.basis.late:
             raise RemoteError("malformed", "stage chain's members have done other work than it says")
 
 

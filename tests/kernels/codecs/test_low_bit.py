@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels.codecs import int2_blocks, int4_blocks, int4_tokens, topk
+from kernels.codecs import hadamard_tiles, int2_blocks, int4_blocks, int4_tokens, topk
 from kernels.codecs.outliers import num_outliers
 from tests.kernels import reference_low_bit as reference
 from tests.kernels.codecs.test_int8 import SEED, edge_values
@@ -107,6 +107,18 @@ def test_tokens_equal_the_reference_when_encoded_and_decoded(width: int, make: C
         for array, wanted in zip((scales, outliers, indices, packed), expected, strict=True):
             np.testing.assert_array_equal(array[token], wanted)
         assert decoded[token].tobytes() == reference.decode_int4_token(*expected, width).tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 100, 515])
+@pytest.mark.parametrize("make", MAKERS)
+def test_tiles_equal_the_reference_when_turned(width: int, make: Callable[[int], Floats]) -> None:
+    rows_TD = make(6 * width).reshape(6, width)
+    turned, flags = np.empty_like(rows_TD), np.empty((6, -(-width // 32)), np.uint8)
+    assert hadamard_tiles.turn(rows_TD, turned, flags)
+    for token in range(6):
+        expected, is_turned = reference.turned_tiles(rows_TD[token], num_outliers(width))
+        np.testing.assert_array_equal(flags[token], is_turned)
+        np.testing.assert_array_equal(turned[token], expected)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4095, 4096, 4097, 10_000])

@@ -32,11 +32,15 @@ def swarm_of(tiny: TinyRun, device: str, **attacks: str) -> SimulatedSwarm:
     )
 
 
-@pytest.mark.parametrize(("run", "wire"), [(TinyRun, "int8"), (Rounded, "int4")])
+@pytest.mark.parametrize(
+    ("run", "wire", "width"), [(TinyRun, "int8", 16), (Rounded, "int4", 16), (TinyRun, "int4h", 128)]
+)
 @pytest.mark.parametrize("device", OTHERS)
-def test_nobody_is_charged_for_the_device_it_computes_on(run: type[TinyRun], wire: str, device: str) -> None:
+def test_nobody_is_charged_for_the_device_it_computes_on(
+    run: type[TinyRun], wire: str, width: int, device: str
+) -> None:
     codecs = CodecSettings(activations=wire, activation_gradients=wire, averaging="bf16")  # type: ignore[arg-type]
-    tiny = run(hidden_size=16, num_replicas=4, microbatches_per_step=4, audits=ALL, codecs=codecs)
+    tiny = run(hidden_size=width, num_replicas=4, microbatches_per_step=4, audits=ALL, codecs=codecs)
     swarm = swarm_of(tiny, device)
     with counted() as copies:
         outcome = swarm.run(3)
@@ -61,7 +65,7 @@ def test_a_liar_is_banned_whichever_device_it_has(place: str, device: str) -> No
     ("wire", "attack", "kind"),
     [
         ("int8", "sign_flip@1", "replay_mismatch"),
-        ("int4", "gradient_negate@1", "hop_mismatch"),
+        ("int4h", "gradient_negate@1", "hop_mismatch"),
         pytest.param("int4", "sign_flip@1", "replay_mismatch", marks=pytest.mark.soak),
         pytest.param("int8", "gradient_negate@1", "hop_mismatch", marks=pytest.mark.soak),
     ],
@@ -71,7 +75,7 @@ def test_in_bf16_a_negated_gradient_is_a_ban_and_nobody_else_is_touched(
     device: str, wire: str, attack: str, kind: str
 ) -> None:
     codecs = CodecSettings(activations=wire, activation_gradients=wire)  # type: ignore[arg-type]
-    tiny = Rounded(hidden_size=16, num_replicas=3, microbatches_per_step=3, audits=ALL, codecs=codecs)
+    tiny = Rounded(hidden_size=64, num_replicas=3, microbatches_per_step=3, audits=ALL, codecs=codecs)
     outcome = swarm_of(tiny, device, s1p1=attack).run(5)
     assert [(ban.stage, ban.index, ban.kind) for ban in outcome.bans] == [(1, 1, kind)]
     assert outcome.quarantined == ()

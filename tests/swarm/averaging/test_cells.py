@@ -8,14 +8,15 @@ from swarm.averaging.activations import activation_codec
 from swarm.core.settings import ActivationCodecName
 
 SHAPE = (2, 16, 96)
-CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4")
+CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h")
 
 
 def _beyond(codec: ActivationCodecName, values: torch.Tensor, said: torch.Tensor) -> float:
     """By how much what `said` decodes to leaves its cells around `values`, beside their root mean square."""
     named = activation_codec(codec)
     body, own = named.encode(said), named.encode(values)
-    away = np.abs(named.decode(body, SHAPE).numpy() - values.numpy()).reshape(-1) - named.cells(body, own, SHAPE)
+    decoded, exact = (named.laid(part.numpy(), body) for part in (named.decode(body, SHAPE), values))
+    away = np.abs(decoded - exact).reshape(-1) - named.cells(body, own, SHAPE)
     return float(np.sqrt(np.mean(np.square(np.maximum(away, 0.0)))) / np.sqrt(np.mean(np.square(values.numpy()))))
 
 

@@ -10,7 +10,7 @@ from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName
 
-CODECS = [activation_codec(name) for name in ("fp32", "bf16", "int8", "int4")]
+CODECS = [activation_codec(name) for name in ("fp32", "bf16", "int8", "int4", "int4h")]
 SHAPES = [(2, 3, 512), (1, 1, 1), (2, 1, 3), (1, 4, 65), (3, 2, 100), (1, 2, 4096), (0, 3, 64)]
 
 
@@ -29,11 +29,11 @@ def test_tensor_returns_within_the_codecs_error_when_shapes_are_odd(
     assert len(data) == codec.encoded_bytes(shape)
     assert decoded.shape == tensor.shape
     assert decoded.dtype == torch.float32
-    bound = {"fp32": 0.0, "bf16": 0.004, "int8": 0.0075, "int4": 0.12}[codec.name]
+    bound = {"fp32": 0.0, "bf16": 0.004, "int8": 0.0075, "int4": 0.12, "int4h": 0.12}[codec.name]
     assert (decoded - tensor).norm() <= bound * tensor.norm()
 
 
-@pytest.mark.parametrize(("name", "bound"), [("int8", 0.01), ("int4", 0.13)])
+@pytest.mark.parametrize(("name", "bound"), [("int8", 0.01), ("int4", 0.13), ("int4h", 0.13)])
 @pytest.mark.parametrize("width", [64, 100, 512, 768, 2048])
 def test_other_dimensions_keep_their_digits_when_outliers_are_planted(
     width: int, name: ActivationCodecName, bound: float
@@ -49,6 +49,40 @@ def test_other_dimensions_keep_their_digits_when_outliers_are_planted(
     assert error.max() <= bound, "in any token"
     planted = (decoded - tensor)[:, :, ~others].norm() / tensor[:, :, ~others].norm()
     assert planted <= 0.004
+
+
+def test_int4h_loses_less_than_int4_in_as_many_bytes_when_more_stands_out_than_goes_aside() -> None:
+    tensor = torch.randn((4, 64, 512), generator=torch.Generator().manual_seed(2))
+    tensor[:, :, ::16] *= 10
+    off = {}
+    for name in ("int4", "int4h"):
+        codec = activation_codec(name)  # type: ignore[arg-type]
+        data = codec.encode(tensor)
+        assert len(data) == activation_codec("int4").encoded_bytes((4, 64, 512))
+        off[name] = float((codec.decode(data, (4, 64, 512)) - tensor).norm() / tensor.norm())
+    assert off["int4h"] < 0.75 * off["int4"]
+
+
+@pytest.mark.parametrize(
+    ("at", "bad"),
+    [
+        (1, b"\xff"),  # the scale of a turned tile is over the limit
+        (1, b"\x80"),  # and under it
+        (7, b"\xbf"),  # a tile is turned that holds an outlier
+        (9, b"\xbf"),  # the last is, of 5 values
+        (18, b"\x03"),  # an index in a turned tile
+    ],
+)
+def test_int4h_decode_raises_when_a_turn_was_never_written(at: int, bad: bytes) -> None:
+    tensor = torch.zeros((1, 1, 133))
+    tensor[0, 0, 3], tensor[0, 0, 96:100] = 1.0, 100.0
+    codec = activation_codec("int4h")
+    data = codec.encode(tensor)
+    assert data[1] == 0xBB, "the first tile is turned"
+    assert (codec.decode(data, (1, 1, 133)) - tensor).abs().max() < 0.01
+    data[at : at + 1] = bad
+    with pytest.raises(RemoteError, match="never written"):
+        codec.decode(data, (1, 1, 133))
 
 
 def test_int8_costs_little_when_tokens_are_wide() -> None:

@@ -26,6 +26,7 @@ GOLDEN = {
     "vector topk wide": "1f496a583f473cb2",
     "feedback topk": "de9ef44a414f0167",
     "activations int4": "b40a27eb166babc3",
+    "activations int4h": "17108d8b12ab3c67",
 }
 
 
@@ -53,9 +54,10 @@ def digests() -> dict[str, str]:
         ]
         pin(f"feedback {name}", *(part for parts in sent for part in parts), residual.digest())
     tokens_BLD = torch.from_numpy(wide[: 3 * 5 * 131].reshape(3, 5, 131).copy())
-    activations = activation_codec("int4")
-    data = activations.encode(tokens_BLD)
-    pin("activations int4", data, activations.decode(data, (3, 5, 131)).numpy())
+    cubes_BLD = torch.from_numpy((plain[: 3 * 5 * 131] ** 3).reshape(3, 5, 131))
+    for activations, values_BLD in ((activation_codec("int4"), tokens_BLD), (activation_codec("int4h"), cubes_BLD)):
+        data = activations.encode(values_BLD)
+        pin(f"activations {activations.name}", data, activations.decode(data, (3, 5, 131)).numpy())
     return results
 
 

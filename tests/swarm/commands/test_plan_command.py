@@ -67,7 +67,7 @@ def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
     assert "host.residual" not in stage_memory_bytes(plain, 1000, 128, "cpu")
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int4h"])
 def test_bytes_of_activations_are_those_of_the_codecs(codec: ActivationCodecName) -> None:
     for width in (64, 99, 100, 1024, 4096):
         assert activation_bytes_per_token(codec, width) * 6 == activation_codec(codec).encoded_bytes((2, 3, width))

@@ -17,7 +17,7 @@ from tests.pretend_device import OTHERS, PRETEND, counted
 
 HOST, THERE = link_to(torch.device("cpu")), link_to(torch.device(PRETEND))
 on_other_devices = pytest.mark.parametrize("device", OTHERS)
-CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4")
+CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h")
 
 
 def stage_of(settings: RunSettings, stage: int, device: str) -> tuple[TensorPass, np.ndarray]:

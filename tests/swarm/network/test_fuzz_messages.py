@@ -425,7 +425,7 @@ def codec_readers() -> list[Reader]:
             for scale in (1.0, 0.0, 1e37)
         )
         made.append(Reader(f"vector {name}", samples, partial(_read_vector, codec), spoil=spoilt_bytes_mostly))
-    for name in ("fp32", "bf16", "int8", "int4"):
+    for name in ("fp32", "bf16", "int8", "int4", "int4h"):
         activations = activation_codec(name)  # type: ignore[arg-type]
         tensors = rng.standard_normal((2, *SHAPE), np.float32) * np.float32([[[[1.0]]], [[[1e30]]]])
         samples = tuple(bytes(activations.encode(_tensor(tensor))) for tensor in tensors)

@@ -104,7 +104,7 @@ GOLDEN = {
     "roster": "323039b8f0e12a9f9ab96a79329b741142ac300c042cab5f23e31163a74bc93a",
     "roster facts": "a8a240820ead0ef672755f538f46dbbb99ee29dc8bd822263790f82cfa179386",
     "result root": "a9a05bc4599b39015a92f4f29cd5432271f99f9a4ff6cdbd3990afc8fc8780f9",
-    "version name": "be6432979130263d552f897351f77b308cb30dc4be189b589324aa56f01bd340",
+    "version name": "83e26abe4e7f2dd7a5bda9f1d7a74849a293f0612b396c6f58795dc9b1d862e8",
     "result": "caf41ea79b9e1fd541ef46fa01dfa56ecebd51272e5cb687a1a50d7e91a93d8b",
 }
 

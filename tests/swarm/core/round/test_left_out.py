@@ -8,7 +8,15 @@ import pytest
 from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round.averaging_round import AveragingRound, SayMissing, SendRoster, SendVote
+from swarm.core.round.averaging_round import (
+    AveragingRound,
+    Instructions,
+    SayMissing,
+    SendBallot,
+    SendCommit,
+    SendRoster,
+    SendVote,
+)
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Lack, LeftOut, Roster
 from swarm.core.round.facts import RoundFacts
@@ -24,11 +32,13 @@ from tests.swarm.core.round.round_members import (
     led_roster,
     only,
     proof_by,
+    reduced,
     result_of,
     roster_of,
     signed,
+    vote,
 )
-from tests.swarm.core.round.round_world import contribution, identity_of
+from tests.swarm.core.round.round_world import contribution, identity_of, reduced_part, round_of
 
 LATER_S = 100.0
 
@@ -186,3 +196,108 @@ def test_what_a_contribution_says_beside_its_work_counts_where_it_is_left_out() 
     assert not roster.comes_of(smaller.facts_digest())
     everyone = {peer: lacks(roster, peer, set(facts.members) - {peer}) for peer in facts.members}
     assert roster.without(everyone) is roster, "somebody's work is in every round"
+
+
+def test_who_was_too_slow_lately_reduces_nothing_and_no_result_waits_for_its_vote() -> None:
+    facts, _ = facts_and_rounds(4)
+    slow = facts.leaders[1]
+    facts = replace(facts, late=(slow,))
+    leader = round_of(facts, facts.leaders[0])
+    roster = led_roster(leader)
+    assert roster.contribution_of(slow) is not None, "what it brings in time counts"
+    assert slow not in roster.reducers
+    asked_for = reduced(leader)
+    others = [peer for peer in facts.members if peer not in (leader.me, slow)]
+    out = vote(leader, asked_for, *others)
+    assert only(out, SendBallot).proposal.phase == "commit"
+
+
+def gives_up(member: AveragingRound, slow: PeerId, *, now: float) -> Instructions:
+    """What a reducer does that has everything but the parts of one member, and waits no longer."""
+    roster = member.roster
+    assert roster is not None
+    for part, reducer in enumerate(roster.reducers):
+        for peer in facts_members(roster) if reducer == member.me else ():
+            if peer not in (slow, member.me):
+                member.on_part(peer, part)
+    member.tick(now=member.deadline or now)
+    return member.tick(now=now)
+
+
+def facts_members(roster: Roster) -> tuple[PeerId, ...]:
+    return tuple(made.peer_id for made in roster.contributions)
+
+
+def test_a_leader_whose_own_parts_do_not_come_is_left_and_the_next_one_hears_so_at_once() -> None:
+    facts, (slow, second, third, _) = facts_and_rounds(4)
+    roster = roster_of(facts)
+    for one in (second, third):
+        one.contributed(contribution(one.me), now=0.0)
+        one.on_roster(slow.me, roster, now=0.0)
+    out = gives_up(third, slow.me, now=LATER_S)
+    assert [peer for peer, _ in only(out, SayMissing).given_up] == [slow.me]
+    commit = only(out, SendCommit)
+    assert (commit.to, third.leader) == (second.me, second.me), "the next in turn"
+    later = replace(roster_of(facts, view=1), reducers=roster.reducers)
+    third.on_roster(second.me, signed(later), now=LATER_S)
+    assert third.deadline == LATER_S, "who was given up is not waited for once more"
+    said = only(third.tick(now=LATER_S), SayMissing)
+    assert (said.to, [peer for peer, _ in said.given_up]) == (second.me, [slow.me])
+    gives_up(second, slow.me, now=LATER_S)
+    for _ in facts.members:
+        third.unreachable(third.leader, now=LATER_S)
+        assert third.leader != slow.me, "it leads only if nobody else is there"
+        if third.leader == third.me:
+            break
+
+
+def test_a_leader_that_is_left_out_itself_reduces_nothing() -> None:
+    _, (slow, second, third) = facts_and_rounds(3)
+    roster = led_roster(slow)
+    assert slow.me in roster.reducers
+    words = lacks(roster, slow.me, [second.me, third.me])
+    for word in words:
+        out = slow.on_missing(word.reducer, 0, [slow.me], [(slow.me, word.signature)], now=LATER_S)
+        if out:
+            break
+    smaller = only(out, SendRoster).roster
+    assert [one.peer_id for one in smaller.left_out] == [slow.me]
+    assert slow.me not in smaller.reducers
+
+
+def test_who_is_given_more_to_reduce_waits_anew_for_what_is_sent_only_then() -> None:
+    facts, (leader, second, third, slow) = facts_and_rounds(4)
+    roster = roster_of(facts)
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_roster(leader.me, roster, now=0.0)
+    gives_up(second, slow.me, now=LATER_S)
+    good = lacks(roster, slow.me, [leader.me, second.me, third.me])
+    smaller = without(roster, slow.me, good, leader=leader, view=0)
+    everything = replace(smaller, revision=1, reducers=(second.me,) * facts.num_parts, certificate=roster.certificate)
+    second.on_roster(leader.me, signed(everything), now=LATER_S)
+    (said,) = [one for one in second.tick(now=second.deadline or LATER_S) if isinstance(one, SayMissing)]
+    assert set(said.missing) == {leader.me, third.me} | ({second.me} & set(said.missing))
+    assert not said.given_up
+
+
+def test_bytes_keep_nobody_with_a_leader_that_alone_has_not_reduced_its_parts() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+    roster = roster_of(facts)
+    everyone = facts_members(roster)
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_roster(leader.me, roster, now=0.0)
+    waits_until = []
+    for part, reducer in enumerate(roster.reducers):
+        second.moved(leader.me, now=LATER_S + part)
+        waits_until.append(second._patience.due)
+        if reducer == third.me:
+            second.on_reduced(third.me, reduced_part(part, everyone), now=0.0)
+        elif reducer == second.me:
+            for peer in everyone:
+                second.on_part(peer, part)
+            second.aggregated(reduced_part(part, everyone), now=0.0)
+    second.moved(leader.me, now=2 * LATER_S)
+    assert waits_until[0] is not None
+    assert waits_until[0] > LATER_S
+    assert second._patience.due is not None
+    assert second._patience.due < 2 * LATER_S

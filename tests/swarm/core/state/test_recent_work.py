@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from swarm.core.canonical import pack, unpack
 from swarm.core.ids import PeerId, Step, Version
-from swarm.core.round.contribution import Exclusion, ReducedPart
+from swarm.core.round.basis import leaders_of
+from swarm.core.round.contribution import Exclusion, LeftOut, ReducedPart
 from swarm.core.state.recent_work import RECENT_VERSIONS, RecentWork, Shares, done_in, founding_work, worked
 from swarm.core.state.stage_chain import StageChain
 from tests.swarm.core.state.test_stage_chain import PEERS, SETTINGS, _genesis, _result, _work
@@ -51,6 +52,52 @@ def test_who_rests_loses_its_weight_with_time_and_who_comes_earns_it() -> None:
     assert chain.basis.work_of[WORKER] == 8, "of the version in which it worked"
     chain = worked_on(chain, NEW)
     assert chain.basis.work_of[WORKER] == 0
+
+
+def without(chain: StageChain, slow: PeerId, *workers: PeerId) -> StageChain:
+    """After a round that left out what this one had done."""
+    works = {peer: (_work(100 * int(chain.version) + at),) for at, peer in enumerate((slow, *workers))}
+    result = _result(chain, works)
+    roster = result.roster
+    (lost,) = [made for made in roster.contributions if made.peer_id == slow]
+    rest = tuple(made for made in roster.contributions if made.peer_id != slow)
+    parts = tuple(replace(part, contributors=tuple(made.peer_id for made in rest)) for part in result.parts)
+    smaller = replace(roster, contributions=rest, left_out=(LeftOut(lost, ()),))
+    return chain.advance(replace(result, roster=smaller, parts=parts), SETTINGS)
+
+
+def test_who_was_left_out_leads_behind_all_others_until_it_brings_something_again() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    slow, others = PEERS[0], PEERS[1:3]
+    turns = set()
+    assert not chain.basis.late
+    chain = without(chain, slow, *others)
+    assert chain.basis.late == (slow,)
+    for _ in range(3 * len(chain.members)):  # also by work that was done before, and with none to bring
+        early = chain.leaders(Step(chain.version + 1))
+        assert early[-1] == slow
+        chain = worked_on(chain, *others)
+        assert chain.leaders(Step(chain.version)) == early
+        assert chain.facts(SETTINGS, num_parts=1, phase_s=1.0).late == (slow,)
+        turns.add(early[0])
+    assert turns == set(others)
+    assert StageChain.from_value(unpack(pack(chain.to_value()), max_bytes=1 << 16)) == chain
+    chain = worked_on(chain, slow, *others)
+    assert not chain.basis.late
+    assert slow in {worked.leaders(Step(worked.version + 1))[0] for worked in led_by_turns(chain, slow, *others)}
+
+
+def led_by_turns(chain: StageChain, *workers: PeerId) -> list[StageChain]:
+    chains = []
+    for _ in range(3 * len(workers)):
+        chain = worked_on(chain, *workers)
+        chains.append(chain)
+    return chains
+
+
+def test_where_all_were_late_somebody_leads_all_the_same() -> None:
+    assert set(leaders_of(dict.fromkeys(PEERS, 8), Step(3), late=PEERS)) == set(PEERS)
+    assert leaders_of({WORKER: 8, IDLE: 0, NEW: 0}, Step(3), late=(IDLE,)) == (WORKER, NEW, IDLE)
 
 
 def test_who_leaves_and_comes_back_begins_anew() -> None:

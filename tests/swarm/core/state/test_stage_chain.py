@@ -207,7 +207,7 @@ def test_the_genesis_bytes_never_change() -> None:
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
         == "a1722b9c39bd3be17ef7df01a001612a6985a5e591e069f85a7c2d5fe0fcc7e1"
     )
-    assert genesis.name.hex() == "ce0d1d533e489ab74d28fd51fb47b8ff5f008d7601cdc46e216d688519fff692"
+    assert genesis.name.hex() == "694324681e52fbcad34de903b514f9a2aa0521ab37d1a5f974dd9f40732fea1a"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -260,6 +260,8 @@ def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
         replace(chain.basis, neighbours=()),
         replace(chain.basis, previous_members=PEERS[:1]),
         replace(chain.basis, previous_work=(1,)),
+        replace(chain.basis, late=PEERS[:1]),
+        replace(chain.basis, previous_late=PEERS[:1]),
         replace(chain.basis, root=bytes(32)),
         replace(chain.basis, previous_name=bytes(32)),
         replace(chain.basis, links=(link_of(PEERS[0], 4), *chain.basis.links[1:])),
@@ -277,7 +279,7 @@ def _chain_value(**changes: Value) -> Value:
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
     names = ("previous_name", "root", "previous_members", "previous_work", "members", "work")
-    names = (*names, "neighbours", "links", "said")
+    names = (*names, "neighbours", "links", "said", "previous_late", "late")
     listed = value["basis"]
     assert isinstance(listed, list)
     basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
@@ -304,6 +306,9 @@ def test_what_members_and_the_host_revealed_goes_into_the_next_basis_and_leavers
         {"members": []},
         {"previous_members": []},
         {"previous_work": [1]},
+        {"late": [PEERS[0]]},
+        {"late": [PEERS[3]]},
+        {"previous_late": [PEERS[1], PEERS[0]]},
         {"work": [16, 16]},
         {"work": [16, 16, 17]},
         {"recent_work": []},
