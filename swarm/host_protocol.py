@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Octets, Text
 from swarm.core.ids import PeerId
 from swarm.core.layout import AtMost
@@ -123,6 +124,8 @@ MAX_SCREENS = 64
 """Kinds in a report."""
 MAX_RELAY_ADDRESSES = 8
 MAX_RANK = 2**32 - 1
+MOST_SECONDS = 1e6
+"""That an exchange takes."""
 
 
 def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
@@ -183,7 +186,8 @@ class Credited(Record, kind="credit"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Record):
-    """What one peer tells the host after a step. Nothing is decided by it."""
+    """What one peer tells the host after a step. Nothing is decided by it but who is posted to a slow stage, and by no
+    one's word."""
 
     stage: int
     version: int
@@ -220,3 +224,13 @@ class StepReport(Record):
     num_relayed: int
     not_finite: Annotated[tuple[int, ...], AtMost(MAX_WORK)]
     """Microbatches of this peer's that added nothing to the step, for a loss or a gradient was not finite."""
+    answered_s: float
+    """From a microbatch's arrival to its answer, where it was quickest lately; at the first stage from where it begins
+    to where it ends; 0: not known."""
+    waited_s: float
+    """From where one was sent on to its answer, where it was quickest lately; 0: not known, or the last stage."""
+
+    def _check_fields(self) -> None:
+        for seconds in (self.answered_s, self.waited_s):
+            if not 0 <= seconds <= MOST_SECONDS:
+                raise RemoteError("malformed", f"an exchange of {seconds} s")

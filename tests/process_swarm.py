@@ -27,6 +27,7 @@ from tests.ports import own_port
 MANIFEST = """
 [run]
 name = "kill-test"
+trust = "{trust}"
 [model]
 config = {{ model_type = "llama", vocab_size = 256, hidden_size = {hidden_size}, \
 intermediate_size = {intermediate_size}, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 2, \
@@ -176,6 +177,7 @@ class ProcessSwarm:
     in_flight: int = 2
     hidden_size: int = 32
     rebalance_s: float = 0.0
+    trust: str = "friends"
     slow_s: float = 0.0
     """How much longer a microbatch takes a peer than this machine needs for it."""
     seed: int = 0
@@ -206,6 +208,7 @@ class ProcessSwarm:
                 founders=self.founders,
                 min_replicas=self.min_replicas,
                 rebalance_s=self.rebalance_s,
+                trust=self.trust,
                 in_flight=self.in_flight,
                 hidden_size=self.hidden_size,
                 intermediate_size=2 * self.hidden_size,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from peer.directory import moving
 from peer.round import fragments
 from swarm import host_protocol
 from swarm.checkpoint import record as checkpoint_record
@@ -36,7 +35,7 @@ Kind: TypeAlias = type[Any]
 PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
-    *(host_protocol, moving, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
+    *(host_protocol, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
     *(verdicts, anchor, chance, seen, puncher),
 )
 """Modules with records, which are loaded by this. A test looks for others."""

@@ -1,6 +1,7 @@
 """Who is on the way to another stage, by the run key's word: told until it has arrived, or does not count any more."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from bootstrap.round.asking import of_each
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.transfer import states_s
+from swarm.core.canonical import signed_bytes
 from swarm.core.directory.posting import Posting
 from swarm.core.ids import PeerId, StageIndex
 from swarm.host_protocol import POST
@@ -52,14 +54,28 @@ class Postings:
         self._under_way: dict[PeerId, _UnderWay] = {}
         self._comes_s = settings.deadlines.drain_s + 2 * settings.deadlines.lease_s + settings.deadlines.call_s
         sizes = [stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)]
-        self._arrives_s = self._comes_s + states_s(settings, [max(sizes)])
+        self.arrives_s = self._comes_s + states_s(settings, [max(sizes)])
+        """Seconds that a posted peer may take."""
+        self._num_posted = 0
 
     def post(self, peer: PeerId, source: StageIndex, target: StageIndex, reason: str) -> None:
         """The peer is to go from one stage to the other."""
         chain, run, now = self._followed[source].chain, self._run, time.monotonic()
         made = Posting(run.run_id, peer, source, target, chain.era, chain.version).signed_by(run.run_key)
-        self._under_way[peer] = _UnderWay(made, now + self._comes_s, now + self._arrives_s)
+        self._under_way[peer] = _UnderWay(made, now + self._comes_s, now + self.arrives_s)
+        self._num_posted += 1
         self._emit({"event": "posted", "peer_id": peer, "from": source, "stage": target, "reason": reason})
+
+    def seed(self, target: StageIndex) -> bytes:
+        """To draw by who is posted there: nobody but the run key can know it, and it is another after each posting."""
+        chain = self._followed[target].chain
+        named = signed_bytes("posting-seed", [chain.run_id, target, chain.era, chain.version, self._num_posted])
+        return hashlib.sha256(self._run.run_key.sign(named)).digest()
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether somebody is posted, and is not a member where it goes to yet."""
+        return bool(self._alive())
 
     def target_of(self, peer: PeerId) -> StageIndex | None:
         """Where the peer is on its way to."""

@@ -159,6 +159,14 @@ class RunProgress:
             return 0.0
         return sum(tokens for _, tokens in recent[1:]) / (recent[-1][0] - recent[0][0])
 
+    def microbatches_per_s(self, start: int, stop: int) -> float:
+        """Certified, from the end of step `start` to the end of the last step before `stop`; 0 if not all are known."""
+        steps = [self.steps[number] for number in range(start, stop) if number in self.steps]
+        ends = [step.finished_at for step in steps if step.finished_at is not None]
+        if len(ends) < max(2, stop - start) or ends[-1] <= ends[0]:
+            return 0.0
+        return sum(len(step.ids.get(0, ())) for step in steps[1:]) / (ends[-1] - ends[0])
+
     def longest_recent_step_s(self) -> float:
         """From one's end to the next's, of the last steps; infinite before the first has ended."""
         last = sorted(number for number, step in self.steps.items() if step.finished_at is not None)[-RECENT_STEPS:]

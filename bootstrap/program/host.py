@@ -18,6 +18,7 @@ from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.postings import Postings
+from bootstrap.directory.rebalancing import Rebalancing
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.owner.trouble import Notice, Trouble
@@ -245,6 +246,7 @@ class Host:
             emit=emit,
         )
         self.amending = Amending(host=host, is_over=lambda: self.is_over)
+        self._rebalancing = Rebalancing(host, self._postings)
         archived = ArchivedStates(run)
         self._coming_back = ComingBack(
             host=host,
@@ -340,6 +342,7 @@ class Host:
             asyncio.ensure_future(self.rolling_back.serve()),
             asyncio.ensure_future(self._coming_back.run_for_ever()),
             asyncio.ensure_future(self._postings.run_for_ever()),
+            asyncio.ensure_future(self._rebalancing.run_for_ever()),
             asyncio.ensure_future(self.amending.run()),
         }
         try:

@@ -3,14 +3,12 @@
 Which of them, is drawn by what is certified of their work, from a signature of the run key: nobody knows it before.
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootstrap.directory.postings import Postings
 from bootstrap.program.host_context import HostContext
-from swarm.core.canonical import signed_bytes
 from swarm.core.directory.posting import refills
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.state.coming_back import StageSeen
@@ -23,7 +21,6 @@ class Refilling:
     host: HostContext
     postings: Postings
     _lost_since: dict[int, float] = field(default_factory=dict)
-    _num_draws: int = 0
 
     def look(self, seen: Sequence[StageSeen]) -> None:
         """Post whom it takes to the stages that have been lost for `limits.refill_s`. `seen`: all stages, as of now."""
@@ -53,14 +50,7 @@ class Refilling:
             for stage, one in enumerate(seen)
         ]
         posted = refills(
-            work, target, min_replicas=limits.min_replicas, num_arriving=len(here), seed=self._seed(target)
+            work, target, min_replicas=limits.min_replicas, num_arriving=len(here), seed=self.postings.seed(target)
         )
-        self._num_draws += bool(posted)
         for peer, source in posted:
             self.postings.post(peer, source, target, f"nobody of stage {target} is left")
-
-    def _seed(self, target: StageIndex) -> bytes:
-        """Nobody but the run key can know it, and it is another for each draw."""
-        chain = self.host.followed[target].chain
-        named = signed_bytes("refill-seed", [chain.run_id, target, chain.era, chain.version, self._num_draws])
-        return hashlib.sha256(self.host.run.run_key.sign(named)).digest()

@@ -19,10 +19,10 @@ from swarm.network.directory.records import MAX_RECORD_BYTES, sign_record
 
 
 class ForgedRecords(Adversary):
-    """Under the name of each peer of its own stage and of those beside it stands that it has moved away."""
+    """Under the name of each peer of its own stage and of those beside it stands a record without addresses."""
 
     async def meddle(self, place: Place) -> None:
-        fields: dict[str, Value] = {"addresses": [], "version": 0, "moving": True}
+        fields: dict[str, Value] = {"addresses": [], "version": 0}
         for topic in place.topics:
             for victim in await place.directory.lookup(topic):
                 if victim != place.me.peer_id:
@@ -51,12 +51,12 @@ class ReplayedRecords(Adversary):
 
 
 class InflatedRecords(Adversary):
-    """It says of itself that it is far ahead, does a microbatch in no time, and has nothing waiting."""
+    """It says of itself that it is far ahead, and has nothing waiting."""
 
     def says(self, step: Step, fields: Mapping[str, Value]) -> dict[str, Value]:
         if not self.acts_in(step):
             return dict(fields)
-        return {**fields, "version": int(step) + strengths.INFLATED_VERSIONS, "microbatch_s": strengths.INFLATED_S}
+        return {**fields, "version": int(step) + strengths.INFLATED_VERSIONS}
 
     def says_waits_s(self, step: Step, waits_s: float) -> float:
         return 0.0 if self.acts_in(step) else waits_s

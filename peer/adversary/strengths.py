@@ -57,8 +57,6 @@ REPLAYED_RECORDS = 64
 """Records of others that are kept to be stored again."""
 INFLATED_VERSIONS = 1 << 20
 """How far ahead of its stage a boastful peer says it is."""
-INFLATED_S = 1e-6
-"""How long it says that a microbatch takes it."""
 SYBILS = 32
 """Identities that one flooder makes up."""
 WRITTEN_SQUARES = 1e30

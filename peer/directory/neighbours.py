@@ -125,7 +125,7 @@ class Neighbours:
             now = time.monotonic()
             for peer, fields in found.items():
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
-                known = known or now < self._retry_at.get(peer, 0.0) or fields.get("moving") is True
+                known = known or now < self._retry_at.get(peer, 0.0)
                 if not known and self._takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
                     watched[peer] = asyncio.ensure_future(
                         self._watch(stage, peer, addresses_in(fields)[:MAX_ADDRESSES])

@@ -19,6 +19,7 @@ from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
+from swarm.core.pipeline.quickest import Quickest
 from swarm.core.pipeline.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -58,6 +59,10 @@ class HopCounters:
     adopted: int = 0
     """Answers to one who brought what another had brought before."""
     bad_messages: dict[str, int] = field(default_factory=dict)
+    answered: Quickest = field(default_factory=Quickest)
+    """From a microbatch's arrival here to its answer; at the first stage from where it begins to where it ends."""
+    waited: Quickest = field(default_factory=Quickest)
+    """From where a microbatch was sent on to its answer."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,7 @@ class Downstream:
                     self._wiring.finished(route.peer_id, time.monotonic() - started, was_held=route.is_held)
                     if not route.is_held:
                         self._deadline.observe(time.monotonic() - started)
+                        self._counters.waited.observe(time.monotonic() - started)
                 else:  # forward only: says nothing of how long training takes
                     self._wiring.cancelled(route.peer_id)
                 return answer

@@ -221,13 +221,17 @@ class HopServer:
             await self._admit(sender, birth)
         self._room.taken(self._compute.visit_s, self._sends_s(), now=time.monotonic())
         self._under_way[birth.microbatch_id] += 1
+        came_at = time.monotonic()
         # Nobody takes a lost source's place, but what it has sent counts in all stages after it.
         if not self._is_before(sender) or self._passages.of(birth.digest()) is not None:
-            return self._answer(arrival, await self._pass(arrival))
+            passed = await self._pass(arrival)
+            self._counters.answered.observe(time.monotonic() - came_at)
+            return self._answer(arrival, passed)
         passage = self._passages.begin(arrival, self._pass(arrival))
         passed = await self._passages.wait(passage, sender)
         if passed is None:
             raise TransientError("this peer is shutting down")
+        self._counters.answered.observe(time.monotonic() - came_at)
         return self._answer(arrival, passed)
 
     async def _adopted(self, arrival: Arrival, held: Passage) -> Passed | None:

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -145,10 +146,12 @@ class Source:
         if self.downstream is None:
             loss_sum = await work.only_stage(born, check_open)
         else:
+            began_at = time.monotonic()
             activation, saved = await work.in_turns(Urgency.BIRTH, lambda: None, forward, step=step)
             self.turns.passed_on(turn)
             answer = await self.downstream.send(activation)
             await work.backward(activation, saved, answer)
+            work.counters.answered.observe(time.monotonic() - began_at)
             loss_sum = answer.loss_sum
         loss = self.losses.setdefault(turn.step, StepLoss())
         if math.isfinite(loss_sum):

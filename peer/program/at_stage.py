@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +16,7 @@ from peer.audit.verdicts import Verdicts
 from peer.directory.expected import ExpectedCallers
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
-from peer.directory.moving import MEASURED_AFTER, Mover
-from peer.directory.neighbours import Neighbours, stage_topic
+from peer.directory.neighbours import Neighbours
 from peer.directory.posted import Posted
 from peer.owner.limits import VolunteerSettings
 from peer.owner.permit import Permit
@@ -53,7 +52,6 @@ from peer.state.rolling_back import RollingBack
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.results import ResultStore
 from swarm.checkpoint.snapshots import SnapshotStore
-from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
@@ -137,7 +135,6 @@ class PeerAtStage:
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
         self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
-        self.mover = self._made_mover()
         self._posted = Posted(me, lambda: steps.chain)
         self.neighbours = neighbours = Neighbours(
             context,
@@ -145,7 +142,7 @@ class PeerAtStage:
             self.stage,
             version=lambda: steps.version,
             takes=own.verdicts.is_shown_to_train,
-            more_to_say=self._more_to_say,
+            more_to_say=own.verdicts.said_of_self,
         )
         self._drawn = DrawnPapers(
             own.transport,
@@ -319,8 +316,6 @@ class PeerAtStage:
             works.append(self.tokens.run())
         if self.source is not None:
             works.append(self.source.run(self._draining))
-        if self.mover is not None:
-            works.append(self.mover.run())
         return works
 
     async def drain(self, *, timeout_s: float) -> None:
@@ -359,8 +354,7 @@ class PeerAtStage:
     @property
     def target(self) -> StageIndex | None:
         """Where this peer is to go; None: it stays."""
-        planned = self.mover.target if self.mover is not None else None
-        return planned if self._posted.target is None else self._posted.target
+        return self._posted.target
 
     @property
     def amended(self) -> asyncio.Event:
@@ -389,26 +383,6 @@ class PeerAtStage:
             self.catch_up.load_anew()
 
     # -- what its parts ask -------------------------------------------------------------------------------
-
-    def _made_mover(self) -> Mover | None:
-        settings, joined, own = self.settings, self._joined, self._own
-        if not settings.limits.rebalance_s or settings.trust != "friends":
-            return None
-        compute = self.context.compute
-        return Mover(
-            settings,
-            own.directory,
-            own.identity.peer_id,
-            self.stage,
-            lambda of_stage: stage_topic(joined.run_id, of_stage),
-            lambda: compute.visit_s if self.counters.microbatches >= MEASURED_AFTER else 0.0,
-            lambda: self.steps.chain.members,
-        )
-
-    def _more_to_say(self) -> dict[str, Value]:
-        """In the directory."""
-        moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
-        return {**self._own.verdicts.said_of_self(), **moving}
 
     def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
         """Whether a header of that stage may be a peer's, whatever has become of it since: as far as this peer can

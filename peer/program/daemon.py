@@ -15,8 +15,6 @@ from peer.audit.verdicts import Verdicts, Word, passes
 from peer.directory.host import Host
 from peer.directory.kept_answers import KeptAnswers
 from peer.directory.limited_transport import LimitedTransport
-from peer.directory.moving import say_on_the_way
-from peer.directory.neighbours import stage_topic
 from peer.owner.core_share import ComputeThreads
 from peer.owner.limits import GIB, VolunteerSettings, used_bytes
 from peer.owner.permit import Permit
@@ -180,7 +178,7 @@ class PeerDaemon:
                 if self.at is not None and self.at.amended.is_set():
                     joining = asyncio.ensure_future(self._joining.join_amended(joined, self._on_run))
                 else:
-                    joining = asyncio.ensure_future(self._join_from_elsewhere(joined, target))
+                    joining = asyncio.ensure_future(self._joining.join(target, self._on_run))
             if self._outdated is not None:
                 raise self._outdated
             verdict = self._shut_out_by
@@ -193,16 +191,6 @@ class PeerDaemon:
             for waiting in (joining, *ends):
                 waiting.cancel()
             await asyncio.gather(joining, *ends, return_exceptions=True)
-
-    async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
-        """Join another stage, counting there from now on."""
-        topic = stage_topic(joined.run_id, target)
-        on_the_way = asyncio.ensure_future(say_on_the_way(self.directory, topic, joined.settings.deadlines.lease_s))
-        try:
-            return await self._joining.join(target, self._on_run)
-        finally:
-            on_the_way.cancel()
-            await asyncio.gather(on_the_way, return_exceptions=True)
 
     def _lost(self, peer: PeerId) -> None:
         """The peer may not train any more."""

@@ -79,6 +79,8 @@ class Reports:
             num_punched=ways[Way.PUNCHED],
             num_relayed=ways[Way.RELAYED],
             not_finite=applied.not_finite,
+            answered_s=counters.answered.seconds,
+            waited_s=counters.waited.seconds,
         )
         self._unsent.append((report, applied.result))
         self._ready.set()

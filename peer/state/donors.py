@@ -15,8 +15,7 @@ async def donors_of(directory: Directory, transport: Transport, topic: str, rng:
     Raises TransientError.
     """
     found = await directory.lookup(topic)
-    there = {peer for peer, said in found.items() if said.get("moving") is not True}
-    donors = sorted(there - {transport.peer_id})
+    donors = sorted(found.keys() - {transport.peer_id})
     rng.shuffle(donors)
     for donor in donors:
         with contextlib.suppress(TransientError, RemoteError, TimeoutError):

@@ -459,7 +459,7 @@ def tokens_per_s_alone(
     settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions
 ) -> float:
     """Of one machine that holds the whole model and does nothing but compute."""
-    flops = sum(_flops(settings, stage, number, hidden_size) for stage, number in enumerate(num_parameters))
+    flops = sum(flops_a_token(settings, stage, number, hidden_size) for stage, number in enumerate(num_parameters))
     return assumptions.tflops * 1e12 / flops
 
 
@@ -518,7 +518,7 @@ def _plan_stage(
     activation_down = (0 if is_first else forward) + (0 if is_last else backward)
     round_each_way = round_bytes(settings.codecs.averaging, settings.round_values * num_parameters, members)
 
-    compute_s = _flops(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
+    compute_s = flops_a_token(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
     activation_s = max(
         activation_up / assumptions.up_bytes_per_s,
         activation_down / assumptions.down_bytes_per_s,
@@ -680,7 +680,7 @@ def _lost_joins(
     return found
 
 
-def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: int) -> float:
+def flops_a_token(settings: RunSettings, stage: int, num_parameters: int, hidden_size: int) -> float:
     """Operations a token costs: 2 a weight forward, 4 backward, 2 where it is frozen, and causal attention over the
     sequence."""
     start, stop = settings.model.stage_layers[stage]

@@ -391,8 +391,8 @@ class LimitSettings(Table):
         float,
         Bounds(least=0, most=86400),
         Amendable(),
-        "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
-        "Among friends only.",
+        "Seconds between two looks of the host at whether a peer should move to a stage that limits the run; 0: nobody "
+        "moves.",
     ] = 0.0
     refill_s: Annotated[
         float,

@@ -64,6 +64,8 @@ def report_of(step: int, loss: float) -> StepReport:
         screens=(("norm", 2),),
         state_digest=b"",
         not_finite=(),
+        answered_s=0.5,
+        waited_s=0.25,
     )
 
 

@@ -28,7 +28,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bootstrap.audit.charges import OpenCharge
-from peer.directory.moving import Said
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
@@ -296,7 +295,6 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
         OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
         Fragment(3, 9),
-        Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),
         _punch_question(coordinator),
         DialledBack("203.0.113.5", answers=True),
