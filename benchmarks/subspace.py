@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,7 @@ def train(cell: Cell, scratch: Path, *, evaluate_tokens: int) -> Trained:
 
     started = time.process_time()
     settings_path = scratch / "run.toml"
-    settings_path.write_text(_manifest_of(cell))
+    settings_path.write_text(manifest_of(cell))
     run = load_run(manifest_path=settings_path, run_dir=None, scratch=scratch)
     warmup_steps = max(1, cell.steps // 20)
     optimizer = replace(run.settings.optimizer, total_steps=cell.steps, warmup_steps=warmup_steps)
@@ -169,7 +170,8 @@ def train(cell: Cell, scratch: Path, *, evaluate_tokens: int) -> Trained:
     )
 
 
-def _manifest_of(cell: Cell) -> str:
+def manifest_of(cell: Cell) -> str:
+    """The run's."""
     return MANIFEST.format(
         subspace=cell.subspace,
         layers=4,
@@ -212,6 +214,14 @@ def steps_to(loss: float, curve: Sequence[tuple[int, float]]) -> float | None:
     return None
 
 
+def loss_at(steps: float, curve: Sequence[tuple[int, float]]) -> float:
+    """Straight between its points; before the first the first's."""
+    for (early, high), (late, low) in pairwise(curve):
+        if steps <= late:
+            return high + (low - high) * max(0.0, (steps - early) / (late - early))
+    return curve[-1][1]
+
+
 def reference_of(curve: Sequence[tuple[int, float]]) -> float:
     """The ordinary model's loss after a third of its steps."""
     at = REFERENCE_AFTER * curve[-1][0]
@@ -220,15 +230,22 @@ def reference_of(curve: Sequence[tuple[int, float]]) -> float:
 
 def tokens_per_s(manifest: str, folder: Path, line_mbit: float, *, tflops: float, peers: int) -> float:
     """The plan's, where each peer has such a line both ways."""
+    settings, sizes, width = _planned(manifest, folder)
+    links = Assumptions(
+        uplink_mbit=line_mbit, downlink_mbit=line_mbit, peers_per_stage=peers, tflops=tflops, session_hours=24.0
+    )
+    return plan_run(settings, sizes, width, links).tokens_per_s
+
+
+@cache
+def _planned(manifest: str, folder: Path) -> tuple[RunSettings, Sequence[int], int]:
+    """The run, parameters of its stages, and its width."""
     from swarm.manifest.file import assumed_data, freeze, parse_manifest
     from swarm.manifest.model import hidden_size, stage_num_parameters
 
     parsed = parse_manifest(manifest, folder / "run.toml")
     settings = freeze(parsed, assumed_data(parsed), ())
-    links = Assumptions(
-        uplink_mbit=line_mbit, downlink_mbit=line_mbit, peers_per_stage=peers, tflops=tflops, session_hours=24.0
-    )
-    return plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), links).tokens_per_s
+    return settings, stage_num_parameters(settings.model), hidden_size(settings.model)
 
 
 def table(runs: Mapping[Cell, Trained], *, folder: Path, tflops: float) -> dict[str, dict[str, Any]]:
@@ -247,13 +264,24 @@ def table(runs: Mapping[Cell, Trained], *, folder: Path, tflops: float) -> dict[
         plain = [steps_to(references[one.cell.seed], dense[one.cell.seed].curve) for one in found]
         times = [made / of for made, of in zip(steps, plain, strict=True) if made is not None and of is not None]
         more = statistics.mean(times) if len(times) == len(found) else None
+        speedups = _speedups(found[0].cell, share, more, folder, tflops)
         rows["D" if share == 1 else f"D/{share}"] = {
             "held_out": [round(one.curve[-1][1], 4) for one in found],
             "bytes_a_token": found[0].bytes_a_token,
             "steps_to_reference": steps,
             "steps_over_dense": more,
             "export_equal": all(abs(one.exported_loss / one.plain_loss - 1) <= SAME for one in found),
-            "dense_time_over": _speedups(found[0].cell, share, more, folder, tflops),
+            "dense_time_over": speedups,
+            "dense_at_equal_time": {
+                f"{line:g} Mbit/s": statistics.mean(
+                    loss_at(
+                        one.cell.steps / speedups[f"trained, {line:g} Mbit/s"]["times_dense"],
+                        dense[one.cell.seed].curve,
+                    )
+                    for one in found
+                )
+                for line in LINES_MBIT
+            },
         }
     return rows
 
@@ -261,7 +289,7 @@ def table(runs: Mapping[Cell, Trained], *, folder: Path, tflops: float) -> dict[
 def _speedups(cell: Cell, share: int, more: float | None, folder: Path, tflops: float) -> dict[str, Any]:
     """(time to the reference of the ordinary model) / (this one's), on each line: of the model that was trained, with a
     batch that fills its pipeline, and of one of real size if it takes as many more steps."""
-    small = [_manifest_of(replace(cell, subspace=made, batch_tokens=1 << 20)) for made in (1, share)]
+    small = [manifest_of(replace(cell, subspace=made, batch_tokens=1 << 20)) for made in (1, share)]
     real = [REAL.format(subspace=made) for made in (1, share)]
     found: dict[str, Any] = {}
     for line in LINES_MBIT:
@@ -269,6 +297,7 @@ def _speedups(cell: Cell, share: int, more: float | None, folder: Path, tflops: 
             plain, made = (tokens_per_s(text, folder, line, tflops=tflops, peers=peers) for text in pair)
             found[f"{name}, {line:g} Mbit/s"] = {
                 "tokens_per_s": round(made, 1),
+                "times_dense": made / plain,
                 "ratio": None if more is None else round(made / plain / more, 2),
             }
     return found

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from swarm.cli import ExitCode
+from swarm.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from verification.replay.spread import Row
@@ -23,8 +24,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Comparisons for each compute dtype, codec and kind, at least.",
 )
+@click.option(
+    "--subspace",
+    type=click.IntRange(min=1, max=32),
+    default=1,
+    show_default=True,
+    help="So many times fewer values between stages, as model.subspace.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for scripts.")
-def command(audits: int, as_json: bool) -> ExitCode:
+def command(audits: int, subspace: int, as_json: bool) -> ExitCode:
     """Measure this machine's honest spread against the thresholds of audits.
 
     The same work is computed with each thread count, batch split and instruction set, and compared as audits compare.
@@ -32,7 +40,9 @@ def command(audits: int, as_json: bool) -> ExitCode:
     """
     from verification.replay.calibration import Plan, available_instruction_sets, measure
 
-    plan = Plan(audits=audits, instruction_sets=available_instruction_sets())
+    if 128 % subspace:
+        raise SettingsError(f"--subspace {subspace} does not divide the 128 values of the model that is computed")
+    plan = Plan(audits=audits, instruction_sets=available_instruction_sets(), subspace=subspace)
     what = f"{', '.join(plan.instruction_sets)} instructions, {len(plan.settings)} settings"
     shown = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*shown, console=Console(stderr=True), transient=True) as progress:

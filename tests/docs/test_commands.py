@@ -64,6 +64,7 @@ BY_A_TEST = {
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
+    "swarm calibrate --subspace 8": "tests/swarm/commands/test_calibrate.py",
     "swarm demo --attack KIND:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --attack written_result:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",

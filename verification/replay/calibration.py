@@ -61,6 +61,8 @@ class Plan:
     instruction_sets: tuple[str, ...] = (NATIVE,)
     threads: tuple[int, ...] = THREADS
     splits: tuple[int, ...] = SPLITS
+    subspace: int = 1
+    """By so many a hop has fewer values (`swarm.model.subspace`)."""
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -89,7 +91,7 @@ def measure(plan: Plan, on_progress: Callable[[int], None] = lambda done: None) 
 
     Raises LocalError if a process fails.
     """
-    material = Material.make(scenes=plan.scenes)
+    material = Material.make(scenes=plan.scenes, subspace=plan.subspace)
     spread = Spread(plan.dtypes)
     with tempfile.TemporaryDirectory(prefix="homeswarm-calibrate-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -106,7 +108,7 @@ def measure(plan: Plan, on_progress: Callable[[int], None] = lambda done: None) 
             for process in processes:
                 process.begin(work.scene)
 
-        benches = {dtype: Bench(dtype) for dtype in plan.dtypes}
+        benches = {dtype: Bench(dtype, plan.subspace) for dtype in plan.dtypes}
         begin(0)
         for number in range(plan.num_microbatches):
             answers = [process.outcomes() for process in processes]
@@ -158,7 +160,7 @@ def _confined(folder: Path, plan: Plan) -> Iterator[_Confined]:
     (name,) = plan.instruction_sets
     numbers = [",".join(map(str, of)) for of in (plan.threads, plan.splits)]
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(folder), name, ",".join(plan.dtypes), *numbers],
+        [sys.executable, "-m", __name__, str(folder), name, ",".join(plan.dtypes), *numbers, str(plan.subspace)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -179,7 +181,7 @@ def _confined(folder: Path, plan: Plan) -> Iterator[_Confined]:
 
 def _serve(folder: Path, plan: Plan) -> None:
     """In the process: compute whatever is asked for, until the input ends."""
-    benches = {dtype: Bench(dtype) for dtype in plan.dtypes}
+    benches = {dtype: Bench(dtype, plan.subspace) for dtype in plan.dtypes}
     weights: dict[str, Weights] = {}
     for line in sys.stdin:
         scene = line.strip()
@@ -218,15 +220,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _plan_of(name: str, dtypes: Sequence[str], threads: str, splits: str) -> Plan:
+def _plan_of(name: str, dtypes: Sequence[str], threads: str, splits: str, subspace: str) -> Plan:
     return Plan(
         audits=0,
         dtypes=tuple(dtype for dtype in DTYPES if dtype in dtypes),
         instruction_sets=(name,),
         threads=_numbers(threads),
         splits=_numbers(splits),
+        subspace=int(subspace),
     )
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), _plan_of(sys.argv[2], sys.argv[3].split(","), sys.argv[4], sys.argv[5]))
+    _serve(Path(sys.argv[1]), _plan_of(sys.argv[2], sys.argv[3].split(","), *sys.argv[4:7]))

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -25,6 +25,7 @@ from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.rounding import rounded_otherwise
 from swarm.model.stage import StageModel
+from swarm.model.subspace import StageInput, WithinSubspace
 from verification.audit.tolerance import Bounds, Kind, bounds_for, compare, relative_error
 from verification.replay.own_error import FEWEST_DRAWS
 
@@ -48,8 +49,8 @@ MEMORISED_LOSS = 1e-4
 SEED = bytes(32)
 
 
-def model_settings(dtype: Dtype) -> ModelSettings:
-    """A stage of one layer with the embedding, and one with the head."""
+def model_settings(dtype: Dtype, subspace: int) -> ModelSettings:
+    """A stage of one layer with the embedding, and one with the head; hops have so many times fewer values."""
     config = {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
@@ -60,7 +61,13 @@ def model_settings(dtype: Dtype) -> ModelSettings:
         "num_key_value_heads": 2,
         "max_position_embeddings": TOKENS,
     }
-    return ModelSettings(config_json=canonical_config_json(config), stage_layers=((0, 1), (1, 2)), compute_dtype=dtype)
+    return ModelSettings(
+        config_json=canonical_config_json(config),
+        stage_layers=((0, 1), (1, 2)),
+        compute_dtype=dtype,
+        subspace=subspace,
+        subspace_seed=subspace - 1,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,14 @@ Weights: TypeAlias = tuple[Floats, Floats]
 class Bench:
     """The two stages in one compute dtype, on this thread's settings of PyTorch."""
 
-    def __init__(self, dtype: Dtype) -> None:
-        self.stages = [StageModel(model_settings(dtype), stage) for stage in (0, 1)]
+    def __init__(self, dtype: Dtype, subspace: int = 1) -> None:
+        model = model_settings(dtype, subspace)
+        self.stages = [StageModel(model, stage) for stage in (0, 1)]
+        self.subspace = subspace
+
+    def entering(self, x_BLD: torch.Tensor, tokens_BL: torch.Tensor) -> StageInput:
+        """What the last stage is given."""
+        return WithinSubspace(x_BLD, tokens_BL) if self.subspace > 1 else x_BLD
 
     def compute(self, weights: Weights, work: Work, setting: Setting) -> Outcome:
         """As a peer with so many threads, which cuts the batch so."""
@@ -136,7 +149,7 @@ class Bench:
             y, saved = first.forward(of_first, tokens, keep=True)
             assert saved is not None
             first.backward(saved, grad_y, sums[0])
-            _, _, saved_loss = last.loss(of_last, x, targets, keep=True)
+            _, _, saved_loss = last.loss(of_last, self.entering(x, tokens), targets, keep=True)
             assert saved_loss is not None
             grad_x = last.loss_backward(saved_loss, sums[1])
             assert grad_x is not None
@@ -154,13 +167,13 @@ class Material:
 
     weights: dict[Scene, Weights]
     memorised: tuple[NDArray[np.int64], NDArray[np.int64]]
-    _bench: Bench = field(default_factory=lambda: Bench("fp32"))
+    _bench: Bench
 
     @classmethod
-    def make(cls, *, scenes: Sequence[Scene] = SCENES) -> "Material":
+    def make(cls, *, scenes: Sequence[Scene] = SCENES, subspace: int = 1) -> "Material":
         """The same on every machine but for the memorised weights, which are trained here."""
-        first, last = initial_weights(model_settings("fp32"), 0, None)
-        bench = Bench("fp32")
+        first, last = initial_weights(model_settings("fp32", subspace), 0, None)
+        bench = Bench("fp32", subspace)
         batch = _batch(np.random.default_rng(1))
         weights: dict[Scene, Weights] = {"fresh": (first, last)}
         if "outliers" in scenes:
@@ -182,10 +195,11 @@ class Material:
         of_first, of_last = (
             stage.weights(flat) for stage, flat in zip(self._bench.stages, self.weights[scene], strict=True)
         )
-        y, _ = first.forward(of_first, torch.from_numpy(tokens_BL), keep=False)
-        shape = (SAMPLES, TOKENS, first.hidden_size)
+        tokens = torch.from_numpy(tokens_BL)
+        y, _ = first.forward(of_first, tokens, keep=False)
+        shape = (SAMPLES, TOKENS, first.hop_width)
         x = wire.decode(wire.encode(y), shape)
-        _, _, saved = last.loss(of_last, x, torch.from_numpy(targets_BL), keep=True)
+        _, _, saved = last.loss(of_last, self._bench.entering(x, tokens), torch.from_numpy(targets_BL), keep=True)
         assert saved is not None
         grad_x = last.loss_backward(saved, torch.zeros(last.layout.num_values))
         assert grad_x is not None
@@ -215,7 +229,7 @@ def _memorised(bench: Bench, weights: Weights, batch: tuple[NDArray[np.int64], N
         of_first, of_last = first.weights(flats[0].numpy()), last.weights(flats[1].numpy())
         sums = [torch.zeros_like(flat) for flat in flats]
         y, saved = first.forward(of_first, tokens, keep=True)
-        loss, num_targets, saved_loss = last.loss(of_last, y, targets, keep=True)
+        loss, num_targets, saved_loss = last.loss(of_last, bench.entering(y, tokens), targets, keep=True)
         assert saved is not None
         assert saved_loss is not None
         if loss / num_targets < MEMORISED_LOSS:

@@ -22,9 +22,9 @@ def material() -> Material:
     return Material.make(scenes=("fresh", "outliers"))
 
 
-def rows_of(material: Material, *, planted: float = 0.0) -> list[Row]:
+def rows_of(material: Material, *, planted: float = 0.0, subspace: int = 1) -> list[Row]:
     """Of two microbatches; with an error planted in the last setting's outcome of each."""
-    bench, spread = Bench("fp32"), Spread(("fp32",))
+    bench, spread = Bench("fp32", subspace), Spread(("fp32",))
     rng = np.random.default_rng(0)
     for number in range(2):
         work = material.work(number, ("fresh", "outliers"))
@@ -38,8 +38,10 @@ def rows_of(material: Material, *, planted: float = 0.0) -> list[Row]:
     return spread.rows()
 
 
-def test_honest_results_are_far_from_the_fraud_bound(material: Material) -> None:
-    rows = rows_of(material)
+@pytest.mark.parametrize("subspace", [1, 8])
+def test_honest_results_are_far_from_the_fraud_bound(material: Material, subspace: int) -> None:
+    made = material if subspace == 1 else Material.make(scenes=("fresh", "outliers"), subspace=subspace)
+    rows = rows_of(made, subspace=subspace)
     assert {(row.codec, row.kind) for row in rows} >= {("fp32", "gradient"), ("int8", "contribution")}
     assert any(row.differing for row in rows), "a batch that is cut in two is computed with other bits"
     for row in rows:
@@ -96,6 +98,8 @@ def test_the_command_prints_each_row_and_fails_past_a_bound(
 
     wrong: list[Row] = []
     monkeypatch.setattr(calibration, "measure", measured)
+    assert run_command(["calibrate", "--audits", "1000", "--subspace", "3"]) is ExitCode.BAD_INPUT
+    assert not asked
     assert run_command(["calibrate", "--audits", "1000"]) is ExitCode.OK
     assert "under 3.0e-03" in capsys.readouterr().out
     assert asked[0].num_microbatches * len(asked[0].settings) * (len(asked[0].settings) - 1) // 2 >= 1000
