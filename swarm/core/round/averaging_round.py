@@ -472,7 +472,7 @@ class AveragingRound:
             out = self._cast(sender, proposal)
         # A leader that asks and asks, for what it cannot have or has got, must not hold up the round.
         asked = (proposal.view, PHASES.index(proposal.phase))
-        if asked > self._last_asked or not self._voter.votes or self._patience.due is None:
+        if asked > self._last_asked or self._patience.due is None:
             self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
             self._wait_for_leader(now)
@@ -756,7 +756,7 @@ class AveragingRound:
             # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.
             if self._lead.num_waits < 2 * self._patience.num_phases:
                 return out
-        if self._has_company(self.view):
+        if self.view == self.facts.first_view or self._has_company(self.view):
             return out + self._next_view(now)
         if not is_on:  # views must not run away from those who are to come, too
             self._wait_for_leader(now)
