@@ -5,7 +5,7 @@ leaves, so that a process that is started again stays silent in rounds in which 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from swarm.core.canonical import Value
@@ -18,7 +18,7 @@ from swarm.core.round.contribution import Result, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
-from swarm.core.round.voting import Promise, Reconfiguration, Vote
+from swarm.core.round.voting import Promise, Proof, Reconfiguration, Vote
 from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
 from swarm.drawn_papers import DrawnPapers
@@ -26,7 +26,7 @@ from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
-"""{run_id, stage, step, num_parts, basis, view | proposal, words} -> {vote} or {promise, roster, result}.
+"""{run_id, stage, step, num_parts, basis, view, proof | proposal, words} -> {vote} or {promise, roster, result}.
 
 None: no vote."""
 VOTES = "votes"
@@ -148,10 +148,14 @@ class WitnessService:
         witness = await self._witness(facts, sender)
         if fields.optional("view"):
             view = fields.integer("view", high=1 << 20)
-            changed = fields.maybe("changed", Reconfiguration.from_value)
+            shown = Proof.from_value(fields.message("proof"))
             fields.done()
-            await self._log_reconfigured(facts, changed)
-            promise = witness.on_ask(sender, view, changed)
+            await self._log_reconfigured(facts, shown.reconfiguration)
+            try:
+                promise = witness.on_ask(sender, view, shown)
+            except TransientError:
+                gone = await self._silent(facts, {promise.voter for promise in shown.promises})
+                promise = witness.on_ask(sender, view, shown, gone=gone)
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
                 {
@@ -183,8 +187,11 @@ class WitnessService:
         """Of the members that have not voted for a result which leaves parts empty, those that do not answer."""
         if proposal.result is None or words is None or len(words.said) == len(proposal.result.parts):
             return frozenset()
-        voted = {vote.voter for vote in words.agreed}
-        silent = [peer for peer in facts.members if peer not in voted]
+        return await self._silent(facts, {vote.voter for vote in words.agreed})
+
+    async def _silent(self, facts: RoundFacts, heard: Collection[PeerId]) -> frozenset[PeerId]:
+        """Of the members that are not `heard` otherwise, those that do not answer."""
+        silent = [peer for peer in facts.members if peer not in heard]
         if len(silent) > MOST_PINGED:
             return frozenset()
         answers = await asyncio.gather(*map(self._answers, silent))
@@ -258,10 +265,11 @@ async def ask_witness(
     what: AskPromise | SendBallot,
     *,
     words: Words | None = None,
+    shown: Proof | None = None,
     timeout_s: float,
 ) -> Vote | tuple[Promise, Roster | None, Result | None] | None:
     """The vote, or the promise with what it is made of; None if the peer gives none. `words`: what the parts of a new
-    result that is voted on were signed for.
+    result that is voted on were signed for; `shown`: who has promised the view for which a promise is asked.
 
     Raises TransientError or RemoteError as `Transport.call` does.
     """
@@ -274,7 +282,7 @@ async def ask_witness(
     }
     if isinstance(what, AskPromise):
         meta["view"] = what.view
-        meta["changed"] = value_or_none(what.changed)
+        meta["proof"] = (shown or Proof()).to_value()
     else:
         meta["proposal"] = what.proposal.packed
         meta["words"] = value_or_none(words)

@@ -189,8 +189,7 @@ class LostQuorum:
 
 
 def _view_of(there: Mapping[PeerId, Standing], basis: RoundBasis) -> int:
-    """The highest that less than a third of those who are there, by weight, can have made up: members refuse a view too
-    far ahead of theirs."""
+    """The highest that less than a third of those who are there, by weight, can have made up."""
     weights = seats({peer: basis.work_of.get(peer, 0) for peer in there})
     above, total = 0, sum(weights.values())
     views = sorted(((there[peer].view, weight) for peer, weight in weights.items()), reverse=True)

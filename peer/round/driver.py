@@ -32,7 +32,7 @@ from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError, RoundFacts
-from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Proof, Reconfiguration, Vote, phase_of
 from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
@@ -97,7 +97,10 @@ class RoundDriver:
             self._mail.heard(sender)
         now, heard = time.monotonic(), Heard([])
         if kind == "close":
-            out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)
+            view, shown = fields.integer("view", high=1 << 20), Proof.from_value(fields.message("proof"))
+            out = machine.on_close(sender, view, shown, now=now)
+        elif kind == "turned":
+            out = machine.on_turned(sender, fields.integer("view", high=1 << 20), now=now)
         elif kind == "commit":
             view = fields.integer("view", high=1 << 20)
             contribution = fields.maybe("contribution", Contribution.from_value)
@@ -222,7 +225,11 @@ class RoundDriver:
                         self._context.events.publish(StepClosed(state.step))
                     self._context.tasks.spawn(self._contribute(state))
                 case act.SendClose(to, view, reason):
-                    self._mail.send_all(state, to, {"kind": "close", "view": view, "reason": reason[:200]})
+                    assert state.round is not None
+                    close: dict[str, Value] = {"kind": "close", "view": view, "reason": reason[:200]}
+                    self._mail.send_all(state, to, {**close, "proof": state.round.turned.to_value()})
+                case act.SendTurned(to, view):
+                    self._mail.send_all(state, to, {"kind": "turned", "view": view})
                 case act.SendCommit(leader, view, contribution, promise, roster, result):
                     meta: dict[str, Value] = {
                         "kind": "commit",
@@ -339,8 +346,9 @@ class RoundDriver:
                 # Of members' votes for it there may be more by now.
                 words = self._parts.words(state, what.proposal) if isinstance(what, act.SendBallot) else None
                 try:
+                    shown = machine.turned if isinstance(what, act.AskPromise) else None
                     answer = await ask_witness(
-                        self._context.transport, peer, facts, basis, what, words=words, timeout_s=call_s
+                        self._context.transport, peer, facts, basis, what, words=words, shown=shown, timeout_s=call_s
                     )
                 except TransientError as error:
                     log.debug("stage %d step %d: voter %s: %s", facts.stage, state.step, peer[-6:], error)

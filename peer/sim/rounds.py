@@ -205,12 +205,15 @@ class SimulatedRound:
                 member.received |= {(index, me): part for index, part in enumerate(member.parts)}
                 self._do(member, member.machine.contributed(made, now=self._now))
             case act.SendClose(to, view, _):
-                self._send(to, lambda one: one.machine.on_close(me, view, now=self._now))
+                shown = member.machine.turned
+                self._send(to, lambda one: one.machine.on_close(me, view, shown, now=self._now))
+            case act.SendTurned(to, view):
+                self._send(to, lambda one: one.machine.on_turned(me, view, now=self._now))
             case act.SendCommit():
                 self._send((instruction.to,), lambda one: self._committed(one, me, instruction))
-            case act.AskPromise(to, view, changed):
+            case act.AskPromise(to, view):
                 if self._coordinator in to:
-                    self._send((me,), lambda one: self._promised(one, view, changed))
+                    self._send((me,), lambda one: self._promised(one, view))
             case act.SendBallot(to, proposal):
                 self._send(to, lambda one: self._asked(one, me, proposal))
                 if self._coordinator in to:
@@ -292,9 +295,10 @@ class SimulatedRound:
             one = CastVote.of(election, phase, view, earlier, before, None)
             self._contradictions.append((one, CastVote.of(election, phase, view, value, vote, None)))
 
-    def _promised(self, leader: Member, view: int, changed: Reconfiguration | None) -> list[Instruction]:
+    def _promised(self, leader: Member, view: int) -> list[Instruction]:
         voter = self._witness.voter
-        promise = self._witness.on_ask(leader.peer.peer_id, view, changed)
+        gone = [peer for peer in self._facts.members if peer not in self._members]
+        promise = self._witness.on_ask(leader.peer.peer_id, view, leader.machine.turned, gone=gone)
         if promise is None:
             return []
         return leader.machine.on_promise(self._coordinator, promise, voter.roster, voter.result, now=self._now)

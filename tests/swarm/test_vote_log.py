@@ -13,7 +13,7 @@ from swarm.core.round.basis import RoundBasis
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise
 from swarm.core.round.voter import NOT_RECONFIGURED
-from swarm.core.round.voting import Promise, Reconfiguration
+from swarm.core.round.voting import Promise, Proof, Reconfiguration
 from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.witness_service import KEPT_NAMES, VoteLog, WitnessService, ask_witness
@@ -49,8 +49,14 @@ def promise(log: VoteLog, view: int, changed: Reconfiguration | None = None) -> 
     papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
     WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, papers=papers).serve(transport)
     (leader,) = [one for one in LEADERS if one.peer_id == FACTS.leader_of(view)]
-    asked = AskPromise((WITNESS.peer_id,), view, changed)
-    found = asyncio.run(ask_witness(network.transport(leader), WITNESS.peer_id, FACTS, BASIS, asked, timeout_s=5.0))
+    made = []
+    for member in sorted(LEADERS, key=lambda one: one.peer_id):
+        unsigned = Promise(member.peer_id, view, None, None)
+        signature = member.sign(FACTS.election.promised(unsigned, changed))
+        made.append(replace(unsigned, signature=signature))
+    shown, asked = Proof(tuple(made), None, changed), AskPromise((WITNESS.peer_id,), view)
+    line = network.transport(leader)
+    found = asyncio.run(ask_witness(line, WITNESS.peer_id, FACTS, BASIS, asked, shown=shown, timeout_s=5.0))
     assert not isinstance(found, Promise)
     return found[0] if isinstance(found, tuple) else None
 

@@ -17,7 +17,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
-from swarm.core.round.facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
+from swarm.core.round.facts import EquivocationError, RoundFacts, is_of
 from swarm.core.round.instructions import (
     Accuse,
     AggregatePart,
@@ -37,6 +37,7 @@ from swarm.core.round.instructions import (
     SendReduced,
     SendResult,
     SendRoster,
+    SendTurned,
     SendVote,
 )
 from swarm.core.round.lead import RoundLead
@@ -45,7 +46,7 @@ from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
-from swarm.core.round.voting import PHASES, Promise, Reconfiguration, Sign, Vote
+from swarm.core.round.voting import PHASES, Promise, Proof, Reconfiguration, Sign, Vote
 
 __all__ = [
     "Accuse",
@@ -68,12 +69,13 @@ __all__ = [
     "SendReduced",
     "SendResult",
     "SendRoster",
+    "SendTurned",
     "SendVote",
 ]
 
 
-MOST_WAITS = 32
-"""For a quorum's promises, before a leader asks for those of its next view; twice as many each time."""
+MOST_OWN_TURNS = 3
+"""So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers."""
 
 
 @dataclass
@@ -98,7 +100,11 @@ class AveragingRound:
     """The outcome."""
     finished: bool = False
     _promised: int = -1  # highest view entered: nothing of a lower one is followed
-    _most_waits: int = MOST_WAITS
+    _turn: int = -1  # the view in which the present leader's turn began
+    _called: dict[PeerId, int] = field(default_factory=dict)  # later views that their leaders have called to
+    _turned: dict[PeerId, int] = field(default_factory=dict)  # the views that others have turned to, as they say
+    _ahead: dict[PeerId, tuple[int, Contribution | None, Promise | None]] = field(default_factory=dict)
+    # What members have committed to later views that this peer leads
     _closing: bool = False  # a leader has closed the step
     _contribution_asked: bool = False
     _contributed: bool = False
@@ -191,22 +197,42 @@ class AveragingRound:
         self._enter(view)
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
-        return self._lead.begin(view, reason, now) + self._commit(now)
+        here = {peer: said for peer, said in self._ahead.items() if said[0] == view}
+        self._ahead = {peer: said for peer, said in self._ahead.items() if said[0] > view}
+        promises = [promise for _, _, promise in here.values() if promise is not None]
+        out = self._lead.begin(view, reason, promises, now) + self._commit(now)
+        for peer, (_, made, promise) in here.items():
+            out += self._committed(peer, made, promise, now)
+        return out
 
     def _begin_instead(self, view: int, now: float) -> Instructions:
         """`view` is this peer's to lead, after another's."""
+        # Whoever was misled to a later one of this peer's own cannot come back.
+        latest = view + MOST_OWN_TURNS * len(self.facts.leaders)
+        view = max([view, *(ahead for ahead, _, _ in self._ahead.values() if ahead <= latest)])
         return self._begin(view, self._lead.reason or "the leader is gone", now)
 
-    def on_close(self, sender: PeerId, view: int, *, now: float) -> Instructions:
-        """The view's leader wants this member's contribution."""
+    def on_close(self, sender: PeerId, view: int, shown: Proof, *, now: float) -> Instructions:
+        """The view's leader wants this member's contribution, and shows who has promised it theirs.
+
+        It is followed to a later view if a third of the members have turned to it, so that its word alone turns nobody:
+        but to later ones of its own, while it leads, and those buy no time.
+        """
         self.facts.check_view(sender, view)
-        self._check_not_far(sender, view)
         self._gone.pop(sender, None)
         if self.result is not None:
             return [SendResult((sender,), self.result)]
+        out = self.reconfigure(shown.reconfiguration, now=now) if shown.reconfiguration is not None else []
+        self.facts.check_promises(view, shown, self.verify, self._voter.changed)
+        is_own = view > self.view and sender == self.leader
+        is_own = is_own and view <= max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders)
+        out += self._follow_others((sender, *(promise.voter for promise in shown.promises)), view, now)
         if view < self._promised:
-            return self._news_for(sender, view)
-        waited_for = self._patience.due if view == self._promised else None
+            return out + self._news_for(sender, view)
+        if out or (view > self.view and not is_own):
+            self._called[sender] = view
+            return out
+        waited_for = self._patience.due if view == self._promised or is_own else None
         self._enter(view)
         self._commit_owed = True
         if waited_for is None:
@@ -215,6 +241,41 @@ class AveragingRound:
         out = self._commit(now)
         self._patience.due = waited_for  # a leader that asks once more, for what it cannot use, buys no time
         return out
+
+    def on_turned(self, sender: PeerId, view: int, *, now: float) -> Instructions:
+        """A member has turned to a later view in its own time."""
+        self.facts.check_member(sender)
+        self._gone.pop(sender, None)
+        return self._follow_others((sender,), view, now)
+
+    def _follow_others(self, peers: Iterable[PeerId], view: int, now: float) -> Instructions:
+        """They have turned to the view: go to the highest that so many have that one of them is honest, so that nobody
+        stays behind."""
+        if self.result is not None:
+            return []
+        for peer in {*peers} - {self.me}:
+            self._turned[peer] = max(view, self._turned.get(peer, view))
+        views = sorted({view for view in self._turned.values() if view > self._promised}, reverse=True)
+        highest = next((view for view in views if self._has_company(view)), None)
+        return self._turn_to(highest, now) if highest is not None else []
+
+    def _has_company(self, view: int) -> bool:
+        """Whether one of those in the view, or in a later one, does not lie, of the members that are there."""
+        turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
+        there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
+        return self.facts.election.is_more_than_liars(turned, there)
+
+    def _turn_to(self, view: int, now: float) -> Instructions:
+        if self.facts.leader_of(view) == self.me:
+            return self._begin_instead(view, now)
+        self._enter(view)
+        self._commit_owed = True  # sent unasked, it tells the new leader that its view has begun
+        return self._commit(now)
+
+    @property
+    def turned(self) -> Proof:
+        """What this peer shows, as leader, of who has turned to its view."""
+        return self._lead.turned
 
     def contributed(self, contribution: Contribution | None, *, now: float) -> Instructions:
         """The own commitment is made. It is made once, whatever view asks for it.
@@ -245,7 +306,6 @@ class AveragingRound:
         """
         facts = self.facts
         facts.check_member(sender)
-        self._check_not_far(sender, view)
         if facts.leader_of(view) != self.me:
             raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
         if contribution is not None:
@@ -269,9 +329,12 @@ class AveragingRound:
             return [*out, SendResult((sender,), self.result)]
         if view < self._promised:
             return out + self._news_for(sender, view)
-        if view > self.view or not self._lead.is_on:
-            out = out + self._begin_instead(view, now)
-        return out + self._committed(sender, contribution, promise, now)
+        if view == self.view and self._lead.is_on:
+            return out + self._committed(sender, contribution, promise, now)
+        self._ahead[sender] = view, contribution, promise
+        if self.view == view > self.facts.first_view and not self._closing:
+            return out + self._begin_instead(view, now)  # this peer itself has found all gone who lead before
+        return out + self._follow_others((sender,), view, now)
 
     def _committed(
         self, sender: PeerId, made: Contribution | None, promise: Promise | None, now: float
@@ -287,7 +350,7 @@ class AveragingRound:
             return [SendBallot((sender,), proposal)]
         if lead.has_roster:
             return self._news_for(sender, lead.view)
-        return lead.propose(now)
+        return lead.call() + lead.propose(now)
 
     def on_promise(
         self, voter: PeerId, promise: Promise, roster: Roster | None, result: Result | None, *, now: float
@@ -390,7 +453,6 @@ class AveragingRound:
     def on_ballot(self, sender: PeerId, proposal: Proposal, *, now: float) -> Instructions:
         """A leader asks for this member's vote."""
         self.facts.check_view(sender, proposal.view)
-        self._check_not_far(sender, proposal.view)
         self._voter.check(proposal)
         roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
         accused = self._see(roster.committed if roster is not None else ())
@@ -410,7 +472,7 @@ class AveragingRound:
             out = self._cast(sender, proposal)
         # A leader that asks and asks, for what it cannot have or has got, must not hold up the round.
         asked = (proposal.view, PHASES.index(proposal.phase))
-        if asked > self._last_asked or not self._voter.votes or self._patience.due is None:
+        if asked > self._last_asked or self._patience.due is None:
             self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
             self._wait_for_leader(now)
@@ -452,9 +514,7 @@ class AveragingRound:
         self._voter.reconfigure(changed)
         view = changed.first_view
         if view <= self._promised:
-            if self.me not in changed.voters:
-                return []
-            return self._begin(self._own_view_after(self.view), self._lead.reason, now)
+            return self._next_view(now)
         if self.facts.leader_of(view) == self.me:
             return self._begin(view, self._lead.reason or "the round was reconfigured", now)
         self._enter(view)
@@ -472,7 +532,6 @@ class AveragingRound:
     def on_roster(self, sender: PeerId, roster: Roster, *, now: float) -> Instructions:
         """A certified roster, from its leader or from whoever has it: the highest (view, revision) is followed."""
         self.facts.check_roster(roster, self.verify, certified=True, known=self._knows)
-        self._check_not_far(roster.leader, roster.view)
         self._gone.pop(sender, None)
         if self.result is not None or roster.view < self._promised:
             self._voter.remember(roster)
@@ -691,13 +750,17 @@ class AveragingRound:
         if self.result is not None:
             self._patience.wait(1, now=now)
             return out + self._reduction.fetch_missing(self.result)
-        if not self._lead.is_on:
+        is_on = self._lead.is_on
+        if is_on:
+            out += self._lead.is_due(now)
+            # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.
+            if self._lead.num_waits < 2 * self._patience.num_phases:
+                return out
+        if self.view == self.facts.first_view or self._has_company(self.view):
             return out + self._next_view(now)
-        out += self._lead.is_due(now)
-        if self._lead.num_waits < self._most_waits:
-            return out
-        self._most_waits *= 2  # voters may have promised a later view to a leader that is gone since
-        return out + self._begin(self._own_view_after(self.view), self._lead.reason, now)
+        if not is_on:  # views must not run away from those who are to come, too
+            self._wait_for_leader(now)
+        return out
 
     def _next_view(self, now: float) -> Instructions:
         facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()
@@ -707,15 +770,13 @@ class AveragingRound:
         # Whoever was put off, or is too slow, leads only if nobody else is there.
         while facts.leader_of(view) not in others and (facts.leader_of(view) != self.me or (self.left and others)):
             view += 1
-        if not self._closing:  # nothing has been asked yet: only whom to report to changes
-            self.view = view
+        if not self._closing and self._called.get(facts.leader_of(view)) != view:
+            self.view = view  # nothing has been asked yet: only whom to report to changes
             return []
         self._patience.given_up()
-        if facts.leader_of(view) == self.me:
-            return self._begin_instead(view, now)
-        self._enter(view)
-        self._commit_owed = True  # sent unasked, it tells the new leader that its view has begun
-        return self._commit(now)
+        told = tuple(peer for peer in facts.members if peer not in (self.me, facts.leader_of(view)))
+        is_told = facts.leader_of(view) == self.me or not told  # by being called to it
+        return self._turn_to(view, now) + ([] if is_told else [SendTurned(told, view)])
 
     def _enter(self, view: int) -> None:
         """Follow nothing of a lower view any more."""
@@ -724,6 +785,8 @@ class AveragingRound:
             self._owed = None
             self.parts.forget_empty()
             self._patience.due = self._reduction.due = None
+        if self._turn < 0 or self.facts.leader_of(view) != self.facts.leader_of(self._promised):
+            self._turn = view
         self.view = self._promised = view
         self._closing = True
 
@@ -737,7 +800,3 @@ class AveragingRound:
 
     def _knows(self, made: Contribution) -> bool:
         return self._seen.get(made.peer_id) == made
-
-    def _check_not_far(self, sender: PeerId, view: int) -> None:
-        if view > self.view + MAX_VIEWS_AHEAD:
-            raise RemoteError("protocol", f"view {view} is far ahead of view {self.view}", sender)

@@ -3,7 +3,7 @@
 Every check raises RemoteError naming who is to blame and changes nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,10 +14,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
-from swarm.core.round.voting import Election, electorate
-
-MAX_VIEWS_AHEAD = 1024
-"""A message of a view further ahead than this is refused, so that one member cannot use up all views."""
+from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
 
 
 class EquivocationError(RemoteError):
@@ -125,6 +122,24 @@ class RoundFacts:
         if view < 0 or self.leader_of(view) != leader:
             raise RemoteError("protocol", f"{leader} does not lead view {view} of step {self.step}", leader)
         self.check_member(leader)
+
+    def members_in(self, view: int, changed: Reconfiguration | None, *, gone: Collection[PeerId] = ()) -> set[PeerId]:
+        """The members that vote in a view, but for those that are `gone`."""
+        return {*self.members}.intersection(self.election.voters_in(view, changed)).difference(gone)
+
+    def check_promises(self, view: int, shown: Proof, verify: Verify, changed: Reconfiguration | None) -> None:
+        """Raises RemoteError unless all that is shown are promises for the view."""
+        for promise in shown.promises:
+            self.election.check_promise(promise, view, verify, changed)
+
+    def is_turned_to(
+        self, view: int, shown: Proof, verify: Verify, changed: Reconfiguration | None, *, gone: Collection[PeerId] = ()
+    ) -> bool:
+        """Whether a leader shows promises for its view of so many members that one of them is honest, and has turned to
+        it in its own time. Raises RemoteError if one of them is no promise for it."""
+        self.check_promises(view, shown, verify, changed)
+        promised = [promise.voter for promise in shown.promises]
+        return self.election.is_more_than_liars(promised, self.members_in(view, changed, gone=gone))
 
     def check_member(self, peer: PeerId) -> None:
         if peer not in self.members:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Exclusion, ReducedPart, Result, Roster, Share
-from swarm.core.round.voting import Promise, Reconfiguration, Vote
+from swarm.core.round.voting import Promise, Vote
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class MakeContribution:
 
 @dataclass(frozen=True)
 class SendClose:
+    """With what `AveragingRound.turned` holds when it is sent."""
+
     to: tuple[PeerId, ...]
     view: int
     reason: str
@@ -44,13 +46,20 @@ class SendCommit:
 
 
 @dataclass(frozen=True)
-class AskPromise:
-    """Ask voters outside the stage for their promises; hand each to `on_promise`. Asked again while it takes long."""
+class SendTurned:
+    """To members: this peer has turned to a later view in its own time."""
 
     to: tuple[PeerId, ...]
     view: int
-    changed: Reconfiguration | None
-    """What they are voters under."""
+
+
+@dataclass(frozen=True)
+class AskPromise:
+    """Ask voters outside the stage for their promises; hand each to `on_promise`. Asked again while it takes long, each
+    time with what `AveragingRound.turned` holds then."""
+
+    to: tuple[PeerId, ...]
+    view: int
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,7 @@ Instruction: TypeAlias = (
     MakeContribution
     | SendClose
     | SendCommit
+    | SendTurned
     | AskPromise
     | SendBallot
     | SendVote

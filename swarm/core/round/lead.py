@@ -4,7 +4,7 @@ What a quorum makes certain is handed back to the member's own side of the round
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId
@@ -16,7 +16,7 @@ from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import fresh_roster, left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import RoundVoter
-from swarm.core.round.voting import Proof, Sign
+from swarm.core.round.voting import Promise, Proof, Sign
 
 MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
@@ -55,6 +55,7 @@ class RoundLead:
     num_waits: int = 0
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
+    _shows_enough: bool = False
     _num_reliefs: int = 0
     _missed: set[PeerId] = field(default_factory=set)
     """Contributors of whom some reducer lacks parts."""
@@ -70,17 +71,39 @@ class RoundLead:
 
     # -- commitments --------------------------------------------------------------------------------------
 
-    def begin(self, view: int, reason: str, now: float) -> Instructions:
-        """Ask everyone for commitments to `view`, which this peer has entered."""
-        self.view, self.reason, self.is_on, self._asked_again, self.num_waits = view, reason, True, False, 0
+    def begin(self, view: int, reason: str, promises: Iterable[Promise], now: float) -> Instructions:
+        """Ask everyone for commitments to `view`, which this peer has entered; of some it has `promises`."""
+        self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
+        self._asked_again = self._shows_enough = False
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
         if promise is not None and self.me in self.ballots.voters:
             self.ballots.promised(promise)
-        others = tuple(peer for peer in self.facts.members if peer != self.me)
-        out: Instructions = [SendClose(others, view, reason)] if others else []
-        return out + self._ask_promises()
+        for made in promises:
+            self.ballots.promised(made)
+        out = self.call()
+        return out or self._send_close(tuple(peer for peer in self.facts.members if peer != self.me))
+
+    def _send_close(self, to: tuple[PeerId, ...]) -> Instructions:
+        return [SendClose(to, self.view, self.reason)] if to else []
+
+    def call(self) -> Instructions:
+        """Once there are promises of so many members that others follow: those who are silent are called to the view,
+        if they were before in vain, and voters outside the stage are asked for theirs."""
+        members = self.facts.members_in(self.view, self.ballots.changed, gone=self.gone)
+        is_enough = self.facts.election.is_more_than_liars(self.ballots.promises, members)
+        if self._shows_enough or not is_enough or self.view == self.facts.first_view:
+            return []
+        self._shows_enough = True
+        return self._send_close(self._missing()) + self._ask_promises()
+
+    @property
+    def turned(self) -> Proof:
+        """Which members have promised the view, so that others follow to it."""
+        promises = sorted(self.ballots.promises.items())
+        made = tuple(promise for peer, promise in promises if peer in self.facts.members)
+        return Proof(made, None, self.ballots.changed)
 
     def end(self) -> None:
         """A higher view begins."""
@@ -97,7 +120,7 @@ class RoundLead:
         if self.view == self.facts.first_view:
             return []
         silent = tuple(peer for peer in self._outsiders() if peer not in self.ballots.promises)
-        return [AskPromise(silent, self.view, self.voter.changed)] if silent else []
+        return [AskPromise(silent, self.view)] if silent else []
 
     def _outsiders(self) -> tuple[PeerId, ...]:
         """Voters that are no members."""
@@ -350,10 +373,10 @@ class RoundLead:
         out = self._ask_promises()
         if missing and not self._asked_again:
             self._asked_again = True
-            return [*out, SendClose(missing, self.view, self.reason)]
+            return out + self._send_close(missing)
         proposed = self.propose(now, late=True)
         if not proposed:  # too few promises: whoever comes back is needed
             self.num_waits += 1
             silent = tuple(peer for peer in self.facts.members if peer != self.me and peer not in self.committed)
-            out += [SendClose(silent, self.view, self.reason)] if silent else []
+            out += self._send_close(silent)
         return out + proposed

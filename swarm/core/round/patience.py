@@ -34,13 +34,17 @@ class Patience:
     def given_up(self) -> None:
         self.num_turns += 1
 
+    @property
+    def num_phases(self) -> int:
+        """For so many a voter waits for its leader."""
+        return 4 * min(1 + self.num_turns // 2, LONGEST_PATIENCE)
+
     def wait(self, phases: float, *, now: float) -> None:
         self.due = now + phases * self.phase_s
 
     def wait_for_leader(self, *, leads: bool, calm: int, now: float) -> None:
         """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
-        patience = min(1 + self.num_turns // 2, LONGEST_PATIENCE)
-        self.wait(2 if leads else 4 * calm * patience, now=now)
+        self.wait(2 if leads else calm * self.num_phases, now=now)
 
 
 @dataclass(frozen=True, kw_only=True)

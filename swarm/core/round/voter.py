@@ -4,17 +4,17 @@ Beside the voter's own rules (`swarm.core.round.voting`) it holds the rosters an
 a result must be able to show it to the leader of a later view.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from swarm.core.audit.ticket import Verify
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster
-from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
-from swarm.core.round.voting import Certificate, Promise, Reconfiguration, Sign, Vote, Voter
+from swarm.core.round.facts import RoundFacts
+from swarm.core.round.voting import Certificate, Promise, Proof, Reconfiguration, Sign, Vote, Voter
 from swarm.core.round.words import Words
 
 Shown = TypeVar("Shown")
@@ -157,13 +157,17 @@ class Witness:
 
     voter: RoundVoter
 
-    def on_ask(self, sender: PeerId, view: int, changed: Reconfiguration | None = None) -> Promise | None:
-        """The leader of a view wants a promise. Raises RemoteError if it does not lead it."""
-        self.voter.facts.check_view(sender, view)
-        if changed is not None:
-            self.voter.reconfigure(changed)
-        if view > max(self.voter.highest_view, self.voter.facts.first_view) + MAX_VIEWS_AHEAD:
-            raise RemoteError("protocol", f"view {view} is far ahead of view {self.voter.highest_view}", sender)
+    def on_ask(self, sender: PeerId, view: int, shown: Proof, *, gone: Collection[PeerId] = ()) -> Promise | None:
+        """The leader of a view wants a promise, and shows its members' own; `gone`: members that do not answer here.
+
+        Raises RemoteError if it does not lead the view, TransientError while too few of the members have turned to it.
+        """
+        facts = self.voter.facts
+        facts.check_view(sender, view)
+        if shown.reconfiguration is not None:
+            self.voter.reconfigure(shown.reconfiguration)
+        if not facts.is_turned_to(view, shown, self.voter.verify, self.voter.changed, gone=gone):
+            raise TransientError(f"too few members have turned to view {view}")
         return self.voter.promise(view)
 
     def on_ballot(

@@ -161,6 +161,13 @@ class Election:
         """Whether these certify where those `among` whom they are vote."""
         return weight_of(self.weights, voters) >= quorum(weight_of(self.weights, among))
 
+    def is_more_than_liars(self, voters: Iterable[PeerId], among: Iterable[PeerId]) -> bool:
+        """Whether these, of those `among` whom they are, weigh more than a third, so that one of them does not lie; or
+        nobody among them weighs anything."""
+        there = {*among}
+        of_all = weight_of(self.weights, there)
+        return 3 * weight_of(self.weights, there.intersection(voters)) > of_all or not of_all
+
     def _needed(self, voters: Iterable[PeerId], among: Iterable[PeerId]) -> str:
         """In words, what is missing."""
         of_all = weight_of(self.weights, among)

@@ -34,12 +34,13 @@ from swarm.core.round.averaging_round import (
     SendReduced,
     SendResult,
     SendRoster,
+    SendTurned,
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
-from swarm.core.round.voting import Reconfiguration, Vote, electorate
+from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
 from swarm.identity.key import Identity, verify
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
@@ -415,7 +416,10 @@ class World:
                 member.was_asked = True
                 self._act(member, lambda: self._contribute(member), after_s=self._delay())
             case SendClose(to, view, _):
-                self._send(member, to, "close", lambda m: m.round.on_close(me, view, now=self.now))
+                shown = member.round.turned
+                self._send(member, to, "close", lambda m: m.round.on_close(me, view, shown, now=self.now))
+            case SendTurned(to, view):
+                self._send(member, to, "turned", lambda m: m.round.on_turned(me, view, now=self.now))
             case SendCommit(to, view, made, promise, roster, result):
                 self._send(
                     member,
@@ -423,9 +427,9 @@ class World:
                     "commit",
                     lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
                 )
-            case AskPromise(to, view, changed):
+            case AskPromise(to, view):
                 for peer in to:
-                    self._ask(member, peer, lambda o, m: self._promise(o, m, view, changed))
+                    self._ask(member, peer, lambda o, m: self._promise(o, m, view))
             case SendBallot(to, proposal):
                 inside = tuple(peer for peer in to if peer in self.members)
                 self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
@@ -598,8 +602,14 @@ class World:
 
         self._act(sender, lambda: self._later(self._delay(), arrive))
 
-    def _promise(self, outsider: Outsider, leader: Member, view: int, changed: Reconfiguration | None) -> None:
-        promise = outsider.witness.on_ask(leader.peer_id, view, changed)
+    def _promise(self, outsider: Outsider, leader: Member, view: int) -> None:
+        if leader.round.view != view:
+            return
+        gone = [member.peer_id for member in self.members.values() if not member.is_up]
+        try:
+            promise = outsider.witness.on_ask(leader.peer_id, view, leader.round.turned, gone=gone)
+        except TransientError:  # too few members have turned: it is asked again
+            return
         if promise is not None:
             shown = (outsider.witness.voter.roster, outsider.witness.voter.result)
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))

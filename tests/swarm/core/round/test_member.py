@@ -37,6 +37,7 @@ from tests.swarm.core.round.round_members import (
     led_roster,
     only,
     others,
+    proof_by,
     reduced,
     result_of,
     roster_of,
@@ -156,7 +157,7 @@ def test_a_reduced_part_that_overtakes_its_roster_is_used() -> None:
 
 def test_a_change_of_facts_keeps_only_what_fits() -> None:
     facts, (first, second, third) = facts_and_rounds(3)
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
     for part in (0, 1):
@@ -173,7 +174,7 @@ def test_a_change_of_facts_keeps_only_what_fits() -> None:
 
 def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> None:
     facts, (first, second, third) = facts_and_rounds(3)
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
     third.on_part(first.me, 0)
@@ -393,7 +394,7 @@ def test_of_two_rosters_or_two_results_in_a_view_at_most_one_is_certified(num_me
 def test_a_member_that_does_not_vote_takes_part_in_all_else() -> None:
     facts, (first, second, third) = facts_and_rounds(3)
     machine = AveragingRound(facts, third.me, identity_of(third.me).sign, cached_verify, votes=False)
-    assert machine.on_close(first.me, 0, now=0.0) == [MakeContribution()]
+    assert machine.on_close(first.me, 0, Proof(), now=0.0) == [MakeContribution()]
     (commit,) = machine.contributed(contribution(third.me), now=0.0)
     assert commit == SendCommit(first.me, 0, contribution(third.me), None, None, None)
     roster = roster_of(facts)
@@ -403,7 +404,7 @@ def test_a_member_that_does_not_vote_takes_part_in_all_else() -> None:
     assert all(isinstance(i, FetchPart) for i in machine.on_ballot(first.me, asked_result(facts, result), now=0.3))
     assert fetched(machine, result) == []
     assert machine.on_ballot(first.me, asked_commit(facts, result), now=0.4) == []
-    (again,) = machine.on_close(second.me, 1, now=0.5)
+    (again,) = machine.on_close(second.me, 1, proof_by(facts, 1), now=0.5)
     assert isinstance(again, SendCommit)
     assert (again.promise, again.roster) == (None, roster)
     assert machine.on_result(certified(facts, result), now=0.6) == [Finish(certified(facts, result))]

@@ -10,9 +10,18 @@ import pytest
 
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import AskPromise, SendClose, SendCommit
-from swarm.core.round.voting import Reconfiguration
+from swarm.core.round.voting import Promise, Proof, Reconfiguration
 from tests.swarm.core.round.round_members import facts_and_rounds, has, only, witnesses_of
-from tests.swarm.core.round.round_world import PHASE_S, PREVIOUS_NAME, STAGE, STEP, World, contribution, run_key
+from tests.swarm.core.round.round_world import (
+    PHASE_S,
+    PREVIOUS_NAME,
+    STAGE,
+    STEP,
+    World,
+    contribution,
+    identity_of,
+    run_key,
+)
 
 
 def reconfiguration(voters: tuple[PeerId, ...], *, first_view: int) -> Reconfiguration:
@@ -99,13 +108,13 @@ def test_members_that_were_started_again_under_new_voters_are_silent_until_other
 
 def test_a_leader_that_asks_again_and_again_for_a_commitment_it_has_is_given_up() -> None:
     _, (first, second, third) = facts_and_rounds(3)
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     assert only(third.contributed(contribution(third.me), now=0.0), SendCommit).to == first.me
     deadline = third.deadline
     assert deadline is not None
     for half in range(2 * int(deadline / PHASE_S)):
         now = 0.5 * half * PHASE_S
-        assert only(third.on_close(first.me, 0, now=now), SendCommit).to == first.me
+        assert only(third.on_close(first.me, 0, Proof(), now=now), SendCommit).to == first.me
         assert third.tick(now=now) == []
     assert third.deadline == deadline
     assert only(third.tick(now=deadline), SendCommit).to == second.me
@@ -121,4 +130,9 @@ def test_a_member_that_the_run_key_left_out_may_still_lead() -> None:
     out = second.tick(now=second.deadline)
     assert second.leads
     assert has(out, SendClose)
+    assert not has(out, AskPromise)
+    unsigned = Promise(first.me, second.view, None, None)
+    promised = facts.election.promised(unsigned, second.changed)
+    promise = replace(unsigned, signature=identity_of(first.me).sign(promised))
+    out = second.on_commit(first.me, second.view, contribution(first.me), promise, None, None, now=second.deadline or 0)
     assert only(out, AskPromise).to == (named[1],)

@@ -13,7 +13,7 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.averaging_round import AveragingRound, SendRoster, SendVote
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Departure, Exclusion, ReducedPart, Result, Roster, Share
-from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
+from swarm.core.round.facts import RoundFacts
 from swarm.core.round.voting import PHASES, Certificate, Promise, Proof, Vote, quorum
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -87,7 +87,6 @@ def test_bad_commits_are_refused_and_change_nothing() -> None:
         ("signature", third.me, 0, replace(theirs, part_digests=theirs.part_digests[::-1])),
         ("protocol", third.me, 0, good),
         ("protocol", third.me, 1, theirs),
-        ("protocol", third.me, 3 << 40, theirs),
         ("protocol", third.me, 0, resigned(replace(theirs, run_id="other"))),
         ("protocol", third.me, 0, resigned(replace(theirs, stage=StageIndex(2)))),
         ("protocol", third.me, 0, resigned(replace(theirs, step=Step(8)))),
@@ -339,17 +338,6 @@ def test_bad_ballots_are_refused_and_change_nothing() -> None:
         wrong = replace(commit, proof=Proof((), bad))
         with refused("certificate", third):
             third.on_ballot(first.me, wrong, now=0.0)
-
-
-def test_a_ballot_far_ahead_is_refused() -> None:
-    facts, (first, second, _) = facts_and_rounds(3)
-    view = 3 * MAX_VIEWS_AHEAD
-    assert facts.leader_of(view) == first.me
-    ahead = Proposal.of_roster(replace(roster_of(facts, view=view), certificate=None), proof_by(facts, view))
-    with refused("protocol", second):
-        second.on_ballot(first.me, ahead, now=0.0)
-    with refused("protocol", second):
-        second.on_close(first.me, view, now=0.0)
 
 
 def test_a_new_leader_may_propose_only_what_the_promises_allow() -> None:

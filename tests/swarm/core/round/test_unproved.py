@@ -7,6 +7,7 @@ import pytest
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import Instruction, SendBallot, SendClose, SendCommit
 from swarm.core.round.proposal import left_by
+from swarm.core.round.voting import Proof
 from tests.swarm.core.round.round_members import facts_and_rounds, has, only
 from tests.swarm.core.round.round_world import Member, World, contribution
 
@@ -98,7 +99,7 @@ def test_a_leader_with_nothing_to_show_for_its_own_contribution_is_passed_over_a
     view = facts.first_view
     for machine in (second, third):
         assert machine.pass_over(first.me, view, now=0.0) == [], "it has not begun"
-        machine.on_close(first.me, view, now=0.0)
+        machine.on_close(first.me, view, Proof(), now=0.0)
         machine.contributed(contribution(machine.me), now=0.0)
     assert has(second.pass_over(first.me, view, now=0.1), SendClose)
     told = only(third.pass_over(first.me, view, now=0.1), SendCommit)

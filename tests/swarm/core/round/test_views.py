@@ -1,12 +1,14 @@
 """A round whose leader is given up: what the next one must propose, and when members turn to it."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
+    MOST_OWN_TURNS,
     AggregatePart,
     AskPromise,
     FetchPart,
@@ -20,6 +22,7 @@ from swarm.core.round.averaging_round import (
     SendReduced,
     SendResult,
     SendRoster,
+    SendTurned,
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
@@ -47,23 +50,31 @@ from tests.swarm.core.round.round_members import (
 )
 from tests.swarm.core.round.round_world import (
     PHASE_S,
+    Member,
+    World,
     cached_verify,
     contribution,
     facts_of,
     round_of,
 )
 
+TURN_S = 4 * PHASE_S
+"""So long members wait for their first leader."""
+ROUND_S = 8 * PHASE_S
+"""A round in which one member is silent: its leader waits 3 phases for it, and 2 for its vote."""
+
 
 def test_a_view_change_proposes_the_certified_facts_again() -> None:
     """The first leader's roster is known to one member only; parts that moved need not move again."""
     facts, (first, second, third) = facts_and_rounds(3)
     roster = roster_of(facts)
-    third.on_close(first.me, 0, now=0.9)
+    third.on_close(first.me, 0, Proof(), now=0.9)
     third.contributed(contribution(third.me), now=0.9)
     moved = [i.part for i in third.on_roster(first.me, roster, now=1.0) if isinstance(i, SendPart)]
     assert moved == [part for part, reducer in enumerate(roster.reducers) if reducer != third.me]
-    (commit,) = third.unreachable(first.me, now=1.1)
-    assert isinstance(commit, SendCommit)
+    out = third.unreachable(first.me, now=1.1)
+    commit = only(out, SendCommit)
+    assert only(out, SendTurned).view == commit.view
     assert (commit.to, commit.view, commit.roster, commit.result) == (second.me, 1, roster, None)
     assert commit.promise is not None
     assert commit.promise.roster == (0, roster.facts_digest())
@@ -98,7 +109,7 @@ def test_of_the_rosters_that_promises_name_the_one_of_the_highest_view_is_propos
         assert asked is None
         promise = promise_by(facts, peer, 2, roster=roster.certificate)
         out = third.on_commit(peer, 2, contribution(peer), promise, roster, None, now=0.1)
-        asked = only(out, SendBallot).proposal if out else None
+        asked = only(out, SendBallot).proposal if has(out, SendBallot) else None
     assert asked is not None
     assert (asked.value, asked.proof.certificate) == (higher.facts_digest(), higher.certificate)
     assert only(fourth.on_ballot(third.me, asked, now=0.2), SendVote).vote.voter == fourth.me
@@ -108,7 +119,7 @@ def test_a_result_that_may_have_been_decided_is_proposed_again() -> None:
     """One survivor voted to commit to it, and so can show it. The dead leader may have applied it."""
     facts, (first, second, third) = facts_and_rounds(3)
     result = result_of(facts, roster_of(facts))
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     fetched(third, result)
     assert has(third.on_ballot(first.me, asked_result(facts, result), now=0.1), SendVote)
@@ -116,7 +127,7 @@ def test_a_result_that_may_have_been_decided_is_proposed_again() -> None:
 
     second.close(reason="the leader is gone", joins=[], view=1, now=0.3)
     second.contributed(contribution(second.me), now=0.3)
-    (commit,) = third.on_close(second.me, 1, now=0.4)
+    (commit,) = third.on_close(second.me, 1, proof_by(facts, 1), now=0.4)
     assert isinstance(commit, SendCommit)
     assert commit.promise is not None
     assert commit.promise.result == (0, result.root())
@@ -139,12 +150,12 @@ def test_a_result_that_may_have_been_decided_is_proposed_again() -> None:
 def test_an_outcome_that_one_survivor_applied_is_taken_by_the_next_leader() -> None:
     facts, (first, second, third) = facts_and_rounds(3)
     result = certified(facts, result_of(facts, roster_of(facts)))
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     third.on_result(result, now=0.1)
     assert fetched(third, result) == [Finish(result)]
     second.close(reason="the leader is gone", joins=[], view=1, now=0.2)
-    (sent,) = third.on_close(second.me, 1, now=0.3)
+    (sent,) = third.on_close(second.me, 1, proof_by(facts, 1), now=0.3)
     assert sent == SendResult((second.me,), result)
     fetches = second.on_result(result, now=0.4)
     assert all(third.me in i.holders for i in fetches if isinstance(i, FetchPart))
@@ -164,7 +175,7 @@ def test_a_commitment_may_bring_the_outcome_with_it() -> None:
 def test_the_outcome_counts_whatever_view_was_promised_since(view: int) -> None:
     facts, (first, _, third) = facts_and_rounds(3)
     result = certified(facts, result_of(facts, roster_of(facts)))
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     if view:
         third.unreachable(first.me, now=0.1)
@@ -177,16 +188,17 @@ def test_the_outcome_counts_whatever_view_was_promised_since(view: int) -> None:
 def test_a_leader_without_promises_keeps_asking_and_goes_on_when_voters_return() -> None:
     facts, (first, second, third, fourth) = facts_and_rounds(4, witnesses=1)
     out: list[Instruction] = second.close(reason="the leader is gone", joins=[], view=1, now=0.0)
-    assert AskPromise(witnesses_of(facts), 1, None) in out
+    assert not has(out, AskPromise)
     second.contributed(contribution(second.me), now=0.0)
-    second.on_commit(third.me, 1, contribution(third.me), promise_by(facts, third.me, 1), None, None, now=0.0)
+    out = second.on_commit(third.me, 1, contribution(third.me), promise_by(facts, third.me, 1), None, None, now=0.0)
+    assert AskPromise(witnesses_of(facts), 1) in out, "two of four have turned"
     silent = tuple(sorted([first.me, fourth.me]))
     now = 0.0
-    for _ in range(20):
+    for _ in range(6):
         now = second.deadline or 0.0
         assert 0 < now <= 60 * PHASE_S
         out = second.tick(now=now)
-        assert out == [AskPromise(witnesses_of(facts), 1, None), SendClose(silent, 1, "the leader is gone")]
+        assert out == [AskPromise(witnesses_of(facts), 1), SendClose(silent, 1, "the leader is gone")]
     (witness,) = witnesses_of(facts)
     assert second.on_promise(witness, promise_by(facts, witness, 1), None, None, now=now) == []
     promise = promise_by(facts, fourth.me, 1)
@@ -213,7 +225,7 @@ def test_a_promise_that_names_what_nobody_shows_does_not_count() -> None:
 def test_a_leader_that_asks_for_what_it_cannot_get_is_given_up() -> None:
     """It was started again, say, and proposes other facts than those that were voted for in the view."""
     facts, (first, second, third) = facts_and_rounds(3)
-    third.on_close(first.me, 0, now=0.0)
+    third.on_close(first.me, 0, Proof(), now=0.0)
     third.contributed(contribution(third.me), now=0.0)
     smaller = roster_of(facts, commits={p: contribution(p) for p in facts.members if p != second.me})
     asked = [Proposal.of_roster(replace(made, certificate=None), Proof()) for made in (roster_of(facts), smaller)]
@@ -240,13 +252,15 @@ def test_a_member_waits_longer_for_each_leader_that_stays_silent() -> None:
     """Views must not run away from a stage that is cut in two."""
     facts, rounds = facts_and_rounds(16)
     last = rounds[-1]
-    last.on_close(rounds[0].me, 0, now=0.0)
+    last.on_close(rounds[0].me, 0, Proof(), now=0.0)
     last.contributed(contribution(last.me), now=0.0)
     now, waited = 0.0, []
     while not last.leads:
         assert last.deadline is not None
         waited.append((last.deadline - now) / PHASE_S)
         now = last.deadline
+        for one in rounds[:6]:  # alone it would go no further
+            last.on_turned(one.me, last.view, now=now)
         last.tick(now=now)
     assert waited[:4] == [4.0, 4.0, 8.0, 8.0]
     assert waited == sorted(waited)
@@ -272,7 +286,7 @@ def test_unreachable_of_strangers_and_of_oneself_changes_nothing() -> None:
     assert (first.view, first._gone) == (0, {})
     assert second.unreachable(first.me, now=0.0) == []
     assert second.leads  # nothing was asked yet: only whom to report to changes
-    assert second.on_close(first.me, 0, now=0.1) == [MakeContribution()]  # it lives after all
+    assert second.on_close(first.me, 0, Proof(), now=0.1) == [MakeContribution()]  # it lives after all
     assert not second.leads
 
 
@@ -283,7 +297,7 @@ def test_whoever_left_since_the_order_was_drawn_is_passed_over() -> None:
     machine = round_of(facts, facts.members[0])
     assert machine.leader == facts.leaders[2]
     with pytest.raises(RemoteError) as caught:
-        machine.on_close(facts.leaders[0], 0, now=0.0)
+        machine.on_close(facts.leaders[0], 0, Proof(), now=0.0)
     assert caught.value.kind == "standing"
 
 
@@ -350,3 +364,54 @@ def test_a_leader_that_asks_and_asks_for_a_result_that_its_reducers_did_not_sign
     second.part_fetched(result.parts[0], now=3 * PHASE_S)
     assert second.deadline is not None
     assert second.deadline > due, "what comes does"
+
+
+def others_turned(world: World, liar: Member, lie: str) -> None:
+    """The liar calls for its own view after each of the others', or tells each next leader that its view is due."""
+    honest = [member for member in world.members.values() if member is not liar]
+    view = 1 + max(member.round.view for member in honest)
+    while (world.facts.leader_of(view) == liar.peer_id) != (lie == "close"):
+        view += 1
+    promise = promise_by(world.facts, liar.peer_id, view)
+    told = honest if lie == "close" else [world.members[world.facts.leader_of(view)]]
+    for member in told:
+        if lie == "close":
+            out = member.round.on_close(liar.peer_id, view, Proof((promise,)), now=world.now)
+        else:
+            made = contribution(liar.peer_id)
+            out = member.round.on_commit(liar.peer_id, view, made, promise, None, None, now=world.now)
+        world._do(member, out)
+    if not all(member.finished for member in honest):
+        world.call_later(0.1, lambda: others_turned(world, liar, lie))
+
+
+@pytest.mark.parametrize("turn", [0, 1, -1])
+@pytest.mark.parametrize("lie", ["close", "commit"])
+@pytest.mark.parametrize("num_members", [4, 8])
+def test_one_member_turns_no_other_from_a_leader_that_does_its_work(num_members: int, lie: str, turn: int) -> None:
+    """It does nothing else in the round but begin it, if it leads the first view."""
+    world = World(num_members, num_members)
+    liar, second = world.leader(turn), world.leader(1)
+    honest = [member for member in world.members.values() if member is not liar]
+    liar.frozen = True
+    for member in honest if turn == 0 else ():
+        world._do(member, member.round.on_close(liar.peer_id, 0, Proof(), now=0.0))
+    world.call_later(0.05, partial(others_turned, world, liar, lie))
+    world.run(until_s=60.0, wait_for=lambda member: member is not liar)
+    ended_at = max(member.finished_at for member in honest)
+    led_by = {member.finished.roster.leader for member in honest if member.finished}
+    assert led_by == {second.peer_id if turn == 0 else world.leader().peer_id}
+    assert ended_at < ROUND_S + (TURN_S if turn == 0 else 0), world.explain(f"{ended_at:.1f} s")
+
+
+def test_a_leader_has_few_later_views_of_its_own_and_none_of_them_buys_time() -> None:
+    _, (first, second, *_) = facts_and_rounds(4)
+    second.on_close(first.me, 0, Proof(), now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
+    due = second.deadline
+    for view in range(4, 40, 4):
+        second.on_close(first.me, view, Proof(), now=0.1)
+    assert second.view == 4 * MOST_OWN_TURNS
+    assert second.deadline == due
+    assert second.tick(now=due or 0.0)
+    assert second.leader != first.me

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
+from swarm.core.round.facts import RoundFacts
 from swarm.core.round.voter import RoundVoter, Witness
 from swarm.core.round.voting import Proof, Vote
 from tests.swarm.core.round.round_members import (
@@ -16,6 +16,7 @@ from tests.swarm.core.round.round_members import (
     certificate_by,
     certified,
     facts_and_rounds,
+    promise_by,
     proof_by,
     result_of,
     roster_of,
@@ -56,7 +57,7 @@ def test_a_witness_shows_what_it_voted_to_commit_to() -> None:
     assert (witness.voter.roster, witness.voter.result) == (roster, None)
     witness.on_ballot(facts.leader_of(0), asked_commit(facts, result))
     assert witness.voter.result == certified(facts, result, phase="result")
-    promise = witness.on_ask(facts.leader_of(1), 1)
+    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1))
     assert promise is not None
     assert promise.roster == (0, roster.facts_digest())
     assert promise.result == (0, result.root())
@@ -80,17 +81,16 @@ def test_a_witness_votes_for_nothing_below_its_promise_and_once_in_a_phase() -> 
     roster = replace(roster_of(facts), certificate=None)
     smaller = {peer: contribution(peer) for peer in facts.members[:2]}
     other = replace(roster_of(facts, view=1, commits=smaller), certificate=None)
-    assert witness.on_ask(facts.leader_of(0), 0) is None  # the first view needs no promise
-    promise = witness.on_ask(facts.leader_of(1), 1)
+    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1))
     assert promise is not None
-    assert witness.on_ask(facts.leader_of(1), 1) == promise
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) == promise
     assert witness.on_ballot(facts.leader_of(0), Proposal.of_roster(roster, Proof())) is None
     again = replace(roster_of(facts, view=1), certificate=None)
     free = proof_by(facts, 1)
     assert witness.on_ballot(facts.leader_of(1), Proposal.of_roster(other, free)) is not None
     assert witness.on_ballot(facts.leader_of(1), Proposal.of_roster(again, free)) is None
-    assert witness.on_ask(facts.leader_of(2), 2) is not None
-    assert witness.on_ask(facts.leader_of(1), 1) is None
+    assert witness.on_ask(facts.leader_of(2), 2, proof_by(facts, 2)) is not None
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) is None
 
 
 def test_a_witness_answers_only_whoever_leads_the_view_it_is_asked_in() -> None:
@@ -102,21 +102,23 @@ def test_a_witness_answers_only_whoever_leads_the_view_it_is_asked_in() -> None:
         with pytest.raises(RemoteError):
             witness.on_ballot(sender, asked)
         with pytest.raises(RemoteError):
-            witness.on_ask(sender, 3)
+            witness.on_ask(sender, 3, proof_by(facts, 3))
     with pytest.raises(RemoteError):
         witness.on_ballot(facts.leader_of(0), replace(asked, proof=Proof(), roster=roster_of(facts, view=1), view=1))
     assert repr(witness) == before
 
 
-def test_a_leader_cannot_use_up_all_views_of_a_witness() -> None:
+def test_a_leader_whom_too_few_members_follow_uses_up_no_view_of_a_witness() -> None:
     facts, witness = _witness()
-    near, far = 3 * (MAX_VIEWS_AHEAD // 3), 3 * MAX_VIEWS_AHEAD
-    leader = facts.leader_of(0)
+    own = Proof((promise_by(facts, facts.leader_of(3), 3),))
+    with pytest.raises(TransientError):
+        witness.on_ask(facts.leader_of(3), 3, own)
+    assert witness.on_ask(facts.leader_of(3), 3, own, gone=facts.leaders[1:]) is not None, "nobody else is there"
     with pytest.raises(RemoteError) as caught:
-        witness.on_ask(leader, far)
-    assert caught.value.kind == "protocol"
-    assert witness.on_ask(facts.leader_of(1), 1) is not None
-    assert witness.on_ask(leader, near) is not None
+        witness.on_ask(facts.leader_of(4), 4, proof_by(facts, 5))
+    assert caught.value.kind == "certificate"
+    two = Proof(tuple(promise_by(facts, peer, 4) for peer in facts.members[:2]))
+    assert witness.on_ask(facts.leader_of(4), 4, two) is not None
 
 
 def test_a_witness_that_does_not_vote_still_learns_and_shows() -> None:
@@ -129,7 +131,7 @@ def test_a_witness_that_does_not_vote_still_learns_and_shows() -> None:
     ]
     votes.append(witness.on_ballot(facts.leader_of(0), asked_commit(facts, result)))
     assert votes == [None, None, None]
-    assert witness.on_ask(facts.leader_of(1), 1) is None
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) is None
     assert witness.voter.roster == roster
 
 
