@@ -127,6 +127,8 @@ def test_a_member_that_the_run_key_left_out_may_still_lead() -> None:
     second.reconfigure(reconfiguration(named, first_view=view), now=0.0)
     assert only(second.contributed(contribution(second.me), now=0.0), SendCommit).to == first.me
     assert second.deadline is not None
+    assert not second.tick(now=second.deadline), "alone it goes no further"
+    assert second.on_turned(first.me, view, now=second.deadline) == []
     out = second.tick(now=second.deadline)
     assert second.leads
     assert has(out, SendClose)
