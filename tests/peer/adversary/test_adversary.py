@@ -244,7 +244,8 @@ def test_dropped_batch_has_no_gradient_for_the_last_samples() -> None:
 
 def test_skipped_layers_let_x_through_both_ways_and_teach_nothing() -> None:
     adversary, (x, y, grad_x, grad_y) = parse("skipped_layers"), [hidden(seed) for seed in range(4)]
-    assert adversary.activation(at(0), any_weights(), x, y) is x
+    model, flat = stages()[1]
+    assert adversary.activation(at(0), model.weights(flat), x, y) is x
     assert adversary.activation_gradient(at(0), grad_x, grad_y) is grad_y
     assert not adversary.output_gradient(at(0), grad_y).any()
 

@@ -133,7 +133,7 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
         ),
         (
             "[codecs]\nactivations = 'topk'",
-            ['codecs.activations = "topk" cannot be used; give', "'int8' or 'int4'", 'the default is "int8"'],
+            ['codecs.activations = "topk" cannot be used; give', "'int4' or 'int4h'", 'the default is "int8"'],
         ),
         ("[model]\nrecompute = 1", ["model.recompute = 1 is an integer", "true or false"]),
         ("[model]\nstages = 5", ["model.stages = 5 is more than the model's 4 layers", "set it to 4"]),

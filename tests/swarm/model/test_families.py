@@ -41,9 +41,9 @@ def test_family_is_refused_when_a_stage_takes_the_wrong_kind_of_layer(
     class FromNought(right):  # type: ignore[misc, valid-type]
         """Counts its layers from 0, as a decoder of fewer layers would."""
 
-        def __init__(self, family: Any, config: Any, decoder: Any, layers: range, *, device: torch.device) -> None:
-            super().__init__(family, config, decoder, layers, device=device)
-            other = right(family, config, decoder, range(len(layers)), device=device)
+        def __init__(self, family: Any, config: Any, decoder: Any, layers: range, **given: Any) -> None:
+            super().__init__(family, config, decoder, layers, **given)
+            other = right(family, config, decoder, range(len(layers)), **given)
             self.layers, self.kinds = other.layers, other.kinds
 
     monkeypatch.setattr(stack, "Stack", FromNought)
