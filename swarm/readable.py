@@ -23,7 +23,9 @@ def size_text(size_bytes: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Of a second or longer, in the unit of which there are at least two: 90 s, 5 min, 36 h, 3.5 days."""
+    """Of a second or longer, in the unit of which there are at least two: 90 s, 5 min, 36 h, 3.5 days, 36 days."""
+    if seconds >= 10 * _TIMES[0][0]:
+        return f"{seconds / _TIMES[0][0]:,.0f} days"
     for scale, unit in _TIMES:
         if seconds >= 2 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
