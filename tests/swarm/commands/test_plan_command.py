@@ -420,8 +420,8 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
     joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
     before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
-    # Of a line, 14 chunks at a time are a third's share, and two others are sent 16 messages each.
-    part, share = before.stages[0], 14 * CHUNK_WEIGHT / (14 * CHUNK_WEIGHT + 2 * 16)
+    # A third of such a line has room for 11 chunks at a time; two others are sent 16 messages each.
+    part, share = before.stages[0], 11 * CHUNK_WEIGHT / (11 * CHUNK_WEIGHT + 2 * 16)
     step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
     per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * max(share, 1 - part.uplink_s / step_s))
     now, behind = part.join_bytes / per_s, 0.0
