@@ -127,10 +127,11 @@ class Watched:
     """Of files, in the daemon: libraries, and what is cold."""
 
     def look(self) -> None:
-        own, started = held_bytes(self.process), 0
+        own, started, itself = held_bytes(self.process), 0, self.process.cmdline()
         for child in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):  # gone meanwhile
-                started += held_bytes(child)
+                if child.cmdline() != itself:  # else it is about to become another program, and has the daemon's memory
+                    started += held_bytes(child)
         self.own_bytes, self.p2pd_bytes = max(self.own_bytes, own), max(self.p2pd_bytes, started)
         self.all_bytes = max(self.all_bytes, own + started)
         self.mapped_bytes = max(self.mapped_bytes, self.process.memory_info().rss - own)
