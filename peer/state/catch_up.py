@@ -15,6 +15,7 @@ from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Overtaken
 from peer.state.joining_state import MOST_DONORS, JoiningState
+from peer.state.way_back import bytes_of_result_and_state
 from swarm.checkpoint.state import Bytes
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_bare_results, fetch_parts
 from swarm.core.audit.ticket import Ticket
@@ -242,7 +243,7 @@ class CatchUp:
         wait_s = 0.0 if self._takes_part else 2.0
         settings, started_at = steps.context.settings, int(steps.version)
         offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
-        if offered.version > steps.version and offered.oldest > steps.version:
+        if offered.version > steps.version and (offered.oldest > steps.version or self._is_dear(offered.version)):
             await self._load_snapshot(donor)
             return
         if offered.version > steps.version and not offered.results:
@@ -256,6 +257,14 @@ class CatchUp:
             self._parts.clear()
         if offered.version > steps.version:
             self._behind.add(donor)
+
+    def _is_dear(self, version: int) -> bool:
+        """Whether the results up to the snapshot before `version` are more bytes than that snapshot."""
+        steps = self._steps
+        settings = steps.context.settings
+        result_bytes, state_bytes = bytes_of_result_and_state(settings, steps.replica.layout)
+        newest = version - version % settings.checkpoint.snapshot_every
+        return (newest - steps.version) * result_bytes > state_bytes
 
     async def _parts_of(self, result: Result, donor: PeerId) -> list[Bytes]:
         """The bytes of a result that somebody offers, once it is known to be genuine; from all who may have them."""

@@ -18,6 +18,7 @@ from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import STANDING
+from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,7 @@ async def state_to_go_on_from(
     if max(standings, default=-1) < 0:
         return None
     behind = max(0, max(standings) - newest)
-    result_bytes = Parts.of(settings, layout).all_result_bytes
-    state_bytes = (FLOAT_BYTES + settings.state_moment_bytes) * layout.num_values
+    result_bytes, state_bytes = bytes_of_result_and_state(settings, layout)
     is_worth_it = behind <= settings.retained_results and behind * result_bytes < state_bytes
     log.info(
         "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",
@@ -51,6 +51,12 @@ async def state_to_go_on_from(
         "they are replayed" if is_worth_it else "a state is fetched",
     )
     return await asyncio.to_thread(past.made_again, beginning.lineage, newest) if is_worth_it else None
+
+
+def bytes_of_result_and_state(settings: RunSettings, layout: ParameterLayout) -> tuple[int, float]:
+    """What a peer that is behind receives for one version, or for a whole state instead."""
+    state_bytes = (FLOAT_BYTES + settings.state_moment_bytes) * layout.num_values
+    return Parts.of(settings, layout).all_result_bytes, state_bytes
 
 
 async def _version_of(donor: PeerId, transport: Transport, settings: RunSettings) -> int:
