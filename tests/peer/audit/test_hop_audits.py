@@ -28,10 +28,11 @@ from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 
-def assert_guilty(swarm: InProcessSwarm, liar: PeerId, kind: str) -> None:
-    """The liar alone is banned, for that, and the file proves it."""
+def assert_guilty(swarm: InProcessSwarm, liar: PeerId, *kinds: str) -> None:
+    """The liar alone is banned, for one of these, and the file proves it."""
     banned = events(swarm, "banned")
-    assert [(event["peer_id"], event["kind"]) for event in banned] == [(liar, kind)]
+    assert [event["peer_id"] for event in banned] == [liar]
+    assert banned[0]["kind"] in kinds
     evidence = evidence_in(Path(banned[0]["evidence"]))
     assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
@@ -88,7 +89,8 @@ def test_a_liar_that_sends_two_peers_two_things_for_one_is_banned(tmp_path: Path
         return TwiceSent(transport, identity_of(2), identity_of(5).peer_id)
 
     swarm, _ = run(audited(hop=8.0, contribution=0.0), tmp_path, {}, wrap)
-    assert_guilty(swarm, identity_of(2).peer_id, "equivocation")
+    # Two signed things for one, of which one is a lie: whichever is found first.
+    assert_guilty(swarm, identity_of(2).peer_id, "equivocation", "hop_mismatch")
 
 
 @pytest.mark.soak
