@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.round.codecs_in_training import EXACT
 from benchmarks.single_process import WholeRun, load_run
 from swarm.core.plan import Assumptions, activation_bytes_per_token, plan_run, targets_bytes_per_token
-from swarm.core.settings import CodecSettings, RunSettings
+from swarm.core.settings import RunSettings
 from swarm.local.compute_pools import bound_pools
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ MEASURED = 24
 """Held-out losses in a run's curve."""
 SAME = 1e-5
 """Relative difference of the exported model's held-out loss that is rounding."""
-EXACT = CodecSettings(activations="fp32", activation_gradients="fp32", averaging="fp32")
 
 MANIFEST = """\
 [model]
@@ -159,11 +159,10 @@ def train(cell: Cell, scratch: Path, *, evaluate_tokens: int) -> Trained:
             curve.append((number + 1, simulated.held_out_loss(evaluate_tokens)))
     carried = cell.steps * settings.step_tokens(1) * (settings.model.num_stages - 1)
     plain, exported = _plain_losses(run, settings, simulated, evaluate_tokens)
-    targets_alone = targets_bytes_per_token(replace(settings, model=replace(settings.model, subspace=1)))
     return Trained(
         cell=cell,
         curve=tuple(curve),
-        bytes_a_token=activation_bytes / carried + targets_alone,
+        bytes_a_token=activation_bytes / carried + targets_bytes_per_token(settings),
         plain_loss=plain,
         exported_loss=exported,
         cpu_s=time.process_time() - started,

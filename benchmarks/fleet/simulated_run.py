@@ -26,16 +26,13 @@ from swarm.core.round.contribution import ReducedPart, Work
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
 from swarm.model.stage import StageModel, Weights
-from swarm.model.subspace import StageInput, WithinSubspace
+from swarm.model.subspace import StageInput, given_on
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
 
 Floats = NDArray[np.float32]
 Tamper = Callable[[StageIndex, Step, list[Floats]], list[Floats]]
 """What the replicas of a stage contribute in place of their mean gradients, which are given in their order."""
-
-
-ID_BYTES = 4
 
 
 class SimulatedRun:
@@ -115,10 +112,8 @@ class SimulatedRun:
 
     def _sent_forward(self, y_BLD: torch.Tensor, ids_BL: torch.Tensor) -> StageInput:
         encoded = self._forward.encode(y_BLD)
-        sends_ids = self.settings.model.sends_ids
-        self.activation_bytes += len(encoded) + ID_BYTES * ids_BL.numel() * sends_ids
-        values = self._forward.decode(encoded, _shape(y_BLD))
-        return WithinSubspace(values, ids_BL) if sends_ids else values
+        self.activation_bytes += len(encoded)
+        return given_on(self.settings.model, self._forward.decode(encoded, _shape(y_BLD)), ids_BL)
 
     def _sent_backward(self, grad_BLD: torch.Tensor) -> torch.Tensor:
         encoded = self._backward.encode(grad_BLD)

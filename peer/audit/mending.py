@@ -21,7 +21,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import MAX_CASE_BYTES, PLEA, RETURN
-from swarm.model.subspace import StageInput, WithinSubspace
+from swarm.model.subspace import StageInput, given_on
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.audit.verdicts import Pardon, Plea
@@ -131,8 +131,7 @@ def self_test(steps: StageSteps) -> None:
     tokens_BL = torch.randint(settings.data.vocab_size, shape, generator=chance)
     x: StageInput = tokens_BL
     if not model.is_first:
-        x = torch.randn((*shape, model.hop_width), generator=chance)
-        x = WithinSubspace(x, tokens_BL) if settings.model.sends_ids else x
+        x = given_on(settings.model, torch.randn((*shape, model.hop_width), generator=chance), tokens_BL)
     weights, found = model.weights(steps.replica.state.weights), set()
     for _ in range(SELF_TESTS):
         into = torch.zeros(steps.replica.layout.num_values, dtype=torch.float32, device=model.device)

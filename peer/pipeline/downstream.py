@@ -172,10 +172,11 @@ class Downstream:
                 raise
             else:
                 if birth_is_training:
-                    self._wiring.finished(route.peer_id, time.monotonic() - started, was_held=route.is_held)
+                    took_s = time.monotonic() - started
+                    self._wiring.finished(route.peer_id, took_s, was_held=route.is_held)
                     if not route.is_held:
-                        self._deadline.observe(time.monotonic() - started)
-                        self._counters.waited.observe(time.monotonic() - started)
+                        self._deadline.observe(took_s)
+                        self._counters.waited.observe(took_s)
                 else:  # forward only: says nothing of how long training takes
                     self._wiring.cancelled(route.peer_id)
                 return answer

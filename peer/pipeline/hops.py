@@ -63,7 +63,7 @@ class HopServer:
         tensors = work.stage_pass.tensors
         self._shape = tensors.shape
         self._activation_bytes = tensors.codec.encoded_bytes(tensors.shape)
-        self._targets_bytes = tensors.targets_bytes
+        self._beside_bytes = tensors.beside_bytes
         limits = work.settings.limits
         self._passages = Passages(
             longest_s=work.stage_pass.longest_s,
@@ -82,7 +82,7 @@ class HopServer:
     def serve(self, transport: Transport) -> None:
         """Begin to take microbatches."""
         transport.serve(ROOM, self.on_room, max_body_bytes=0)
-        transport.serve(METHOD, self.on_forward, max_body_bytes=self._activation_bytes + self._targets_bytes)
+        transport.serve(METHOD, self.on_forward, max_body_bytes=self._activation_bytes + self._beside_bytes)
 
     async def on_room(self, sender: PeerId, request: Message) -> Message:
         """How long a microbatch would wait here, and whether it is held here already."""
@@ -195,7 +195,7 @@ class HopServer:
     ) -> Arrival:
         view = memoryview(body)
         activation_bytes = self._activation_bytes
-        if len(view) != activation_bytes + self._targets_bytes:
+        if len(view) != activation_bytes + self._beside_bytes:
             raise RemoteError("malformed", f"forward body of {len(view)} bytes", sender)
         return Arrival(sender, birth, header, view[:activation_bytes], view[activation_bytes:])
 

@@ -70,9 +70,8 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE = Pace(SHORTEST_BYTES, 2, cuts=True)
-FIRST_PEERS = 4
-"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of four peers in a second."""
+FIRST_PACE, FIRST_PEERS = Pace(SHORTEST_BYTES, 2, cuts=True), 4
+"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of so many peers in a second."""
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""

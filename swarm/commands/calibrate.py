@@ -39,9 +39,12 @@ def command(audits: int, subspace: int, as_json: bool) -> ExitCode:
     Exit code 1 if an honest result lies past a fraud bound.
     """
     from verification.replay.calibration import Plan, available_instruction_sets, measure
+    from verification.replay.spread import HIDDEN_SIZE
 
-    if 128 % subspace:
-        raise SettingsError(f"--subspace {subspace} does not divide the 128 values of the model that is computed")
+    if HIDDEN_SIZE % subspace:
+        raise SettingsError(
+            f"--subspace {subspace} does not divide the {HIDDEN_SIZE} values of the model that is computed"
+        )
     plan = Plan(audits=audits, instruction_sets=available_instruction_sets(), subspace=subspace)
     what = f"{', '.join(plan.instruction_sets)} instructions, {len(plan.settings)} settings"
     shown = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -61,6 +61,11 @@ StageInput: TypeAlias = torch.Tensor | WithinSubspace
 """Token ids at the first stage; at the others hidden values, or where they lie in a subspace their coordinates."""
 
 
+def given_on(model: ModelSettings, values: torch.Tensor, ids_BL: torch.Tensor) -> StageInput:
+    """What a later stage is given: values as they were sent, with the ids where they mean nothing without them."""
+    return WithinSubspace(values, ids_BL) if model.sends_ids else values
+
+
 @dataclass(frozen=True, eq=False)
 class Subspace:
     """Of one model, on one device."""

@@ -41,19 +41,24 @@ class TensorPass:
     def ids(self, body: Bytes) -> torch.Tensor:
         """Little-endian int32 (B, L) as int64. Raises RemoteError("malformed") for another length."""
         num_samples, num_tokens = self.shape[:2]
-        if len(body) != 4 * num_samples * num_tokens:
+        if len(body) != self._ids_bytes:
             raise RemoteError("malformed", f"{len(body)} bytes of ids for {num_samples} samples of {num_tokens} tokens")
         return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
 
     @property
-    def targets_bytes(self) -> int:
+    def beside_bytes(self) -> int:
         """Of what goes with an activation: the targets, and behind them the ids where it means nothing without them."""
-        return (2 if self.sends_ids else 1) * 4 * self.shape[0] * self.shape[1]
+        return (2 if self.sends_ids else 1) * self._ids_bytes
+
+    @property
+    def _ids_bytes(self) -> int:
+        """Of as many ids as there are tokens: little-endian int32."""
+        return 4 * self.shape[0] * self.shape[1]
 
     def targets(self, body: Bytes) -> torch.Tensor:
         """(B, L) of what goes with an activation, as `ids` has them."""
         self._check_length(body)
-        return self.ids(memoryview(body)[: 4 * self.shape[0] * self.shape[1]])
+        return self.ids(memoryview(body)[: self._ids_bytes])
 
     def x(self, body: Bytes, targets: Bytes) -> StageInput:
         """What the stage computes from: ids at the first, on the host; else an activation, on its device, and `targets`
@@ -67,11 +72,11 @@ class TensorPass:
         if not self.sends_ids:
             return values
         self._check_length(targets)
-        return WithinSubspace(values, self.ids(memoryview(targets)[len(targets) // 2 :]))
+        return WithinSubspace(values, self.ids(memoryview(targets)[self._ids_bytes :]))
 
     def _check_length(self, targets: Bytes) -> None:
-        if len(targets) != self.targets_bytes:
-            raise RemoteError("malformed", f"{len(targets)} bytes beside an activation, not {self.targets_bytes}")
+        if len(targets) != self.beside_bytes:
+            raise RemoteError("malformed", f"{len(targets)} bytes beside an activation, not {self.beside_bytes}")
 
     def gradient(self, body: Bytes) -> torch.Tensor:
         """Of y as it came, or of x as it went. Raises RemoteError("malformed")."""

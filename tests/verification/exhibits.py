@@ -41,7 +41,7 @@ from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity, verify
 from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
-from swarm.model.subspace import StageInput, WithinSubspace
+from swarm.model.subspace import StageInput, given_on
 from swarm.optim.stage_step import first_state, stage_clip_norm
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
@@ -155,7 +155,7 @@ class SmallRun:
                 )
             )
             values = forward.decode(x_bodies[-1], shape)
-            x = WithinSubspace(values, torch.from_numpy(tokens)) if self.settings.model.sends_ids else values
+            x = given_on(self.settings.model, values, torch.from_numpy(tokens))
         version, weights = line[-1].weights_for(step)
         versions.append(version)
         _, _, kept_loss = line[-1].model.loss(

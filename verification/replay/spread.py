@@ -25,7 +25,7 @@ from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.rounding import rounded_otherwise
 from swarm.model.stage import StageModel
-from swarm.model.subspace import StageInput, WithinSubspace
+from swarm.model.subspace import StageInput, given_on
 from verification.audit.tolerance import Bounds, Kind, bounds_for, compare, relative_error
 from verification.replay.own_error import FEWEST_DRAWS
 
@@ -47,6 +47,7 @@ OUTLIERS, OUTLIER_FACTOR = 4, 60.0
 MEMORISED_LOSS = 1e-4
 """Nats a token."""
 SEED = bytes(32)
+HIDDEN_SIZE = 128
 
 
 def model_settings(dtype: Dtype, subspace: int) -> ModelSettings:
@@ -54,7 +55,7 @@ def model_settings(dtype: Dtype, subspace: int) -> ModelSettings:
     config = {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
-        "hidden_size": 128,
+        "hidden_size": HIDDEN_SIZE,
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -121,11 +122,11 @@ class Bench:
     def __init__(self, dtype: Dtype, subspace: int = 1) -> None:
         model = model_settings(dtype, subspace)
         self.stages = [StageModel(model, stage) for stage in (0, 1)]
-        self.subspace = subspace
+        self._model = model
 
     def entering(self, x_BLD: torch.Tensor, tokens_BL: torch.Tensor) -> StageInput:
         """What the last stage is given."""
-        return WithinSubspace(x_BLD, tokens_BL) if self.subspace > 1 else x_BLD
+        return given_on(self._model, x_BLD, tokens_BL)
 
     def compute(self, weights: Weights, work: Work, setting: Setting) -> Outcome:
         """As a peer with so many threads, which cuts the batch so."""

@@ -19,7 +19,7 @@ from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
-from swarm.model.subspace import StageInput, WithinSubspace
+from swarm.model.subspace import StageInput, given_on
 from tests.swarm.model.tiny_models import CONFIGS, CUTS
 
 TEXT = 'Grüße,\n\tNaïve 🎉 \x00 <s> "quoted"  spaces '
@@ -55,7 +55,7 @@ def staged_loss(model: ModelSettings, text: str) -> float:
             loss_sum, num_tokens, _ = stage.loss(weights, hidden, ids[:, 1:].contiguous(), keep=False)
             return loss_sum / num_tokens
         values, _ = stage.forward(weights, hidden, keep=False)
-        hidden = WithinSubspace(values, given) if model.sends_ids else values
+        hidden = given_on(model, values, given)
     raise AssertionError("no stage is the last")
 
 
