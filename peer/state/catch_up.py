@@ -243,9 +243,15 @@ class CatchUp:
         wait_s = 0.0 if self._takes_part else 2.0
         settings, started_at = steps.context.settings, int(steps.version)
         offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
-        if offered.version > steps.version and (offered.oldest > steps.version or self._is_dear(offered.version)):
+        if offered.version > steps.version and offered.oldest > steps.version:
             await self._load_snapshot(donor)
             return
+        if self._is_dear(offered.version):
+            try:
+                await self._load_snapshot(donor)
+                return
+            except (TransientError, RemoteError) as error:  # no newer state is anchored yet: the results are there
+                log.info("a state from %s: %s", donor[-6:], error)
         if offered.version > steps.version and not offered.results:
             raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
         if offered.version <= started_at + 1 and not steps.is_member and steps.may_join(self._me):
