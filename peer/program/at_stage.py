@@ -276,7 +276,7 @@ class PeerAtStage:
         expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
         events.hear(StepClosed, self._closed_steps.closed)
         events.hear(VersionTurned, expected.turned, self._closed_steps.turned)
-        events.hear(PeersChanged, expected.changed)
+        events.hear(PeersChanged, expected.changed, self._closed_steps.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
 
@@ -293,7 +293,7 @@ class PeerAtStage:
         self._continuing.serve(own.transport)
         self._rolling_back.serve(own.transport)
         self.server.serve(own.transport)
-        self._closed_steps.serve()
+        self._closed_steps.serve(chain.version)
         self._donor.serve(own.transport)
         self._witness.serve(own.transport)
         own.transport.serve(RUN, self._on_run, max_body_bytes=0)

@@ -48,12 +48,31 @@ class ResultStore(Mapping[int, WithParts]):
         self.begin_again(chain)
 
     def begin_again(self, chain: StageChain) -> None:
-        """The stage begins at another version, or this peer does; what is on disk of this lineage counts."""
+        """The stage begins at another version, or this peer does; what is on disk of this lineage counts.
+
+        Who comes back alone in its stage is the only one that others, who are behind, can catch up from.
+        """
         self._lineage = lineage_name(chain)
-        self._held: dict[int, WithParts] = {}
+        self._held = self._leading_to(int(chain.version))
         self._signed: OrderedDict[int, int] = OrderedDict(
             (step, path.stat().st_size) for step, path in sorted(_by_step(self._folder, self._lineage, SIGNED).items())
         )
+
+    def _leading_to(self, version: int) -> dict[int, WithParts]:
+        """The results on disk up to the version, back to the first gap; at most as many as are kept."""
+        found: dict[int, WithParts] = {}
+        for step in range(version - 1, max(-1, version - 1 - self._kept), -1):
+            signed = self._path(self._lineage, step, SIGNED)
+            read = read_signed(signed) if signed.exists() else None
+            try:
+                parts = mapped(signed.with_suffix(PARTS)) if read is not None else None
+            except OSError as error:
+                log.info("the parts of a kept result: %s", error)
+                break
+            if read is None or parts is None or len(parts) != sum(read[1]):
+                break
+            found[step] = read[0], cut(parts, read[1])
+        return found
 
     def __getitem__(self, step: int) -> WithParts:
         return self._held[step]

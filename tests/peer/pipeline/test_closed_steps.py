@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from peer.pipeline.closed_steps import ClosedSteps
-from peer.stage.events import StepClosed
+from peer.stage.events import PeersChanged, StepClosed
 from peer.stage.tasks import Tasks
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
 
@@ -36,8 +36,10 @@ class Line:
         self.tasks = Kept(StageIndex(0))
         self.live = {identity.peer_id for identity in FIRST}
         self.listener = self._made(LISTENER, 1, before=self.live, after=set())
-        self.listener.serve()
+        self.listener.serve(Version(0))
         self.first = [self._made(identity, 0, before=set(), after={LISTENER.peer_id}) for identity in FIRST]
+        for peer in self.first:
+            peer.serve(Version(0))
 
     def _made(self, me: Identity, stage: int, *, before: set[PeerId], after: set[PeerId]) -> ClosedSteps:
         return ClosedSteps(
@@ -53,6 +55,10 @@ class Line:
     async def say(self, number: int, step: int) -> None:
         """And wait until it is heard."""
         self.first[number].closed(StepClosed(Step(step)))
+        await self.heard()
+
+    async def heard(self) -> None:
+        """All that was begun to be said or asked is."""
         await asyncio.gather(*(self.tasks.works.pop() for _ in range(len(self.tasks.works))))
 
 
@@ -92,3 +98,28 @@ def test_a_word_that_was_lost_is_said_again() -> None:
         assert line.listener.is_closed_before(STEP)
 
     asyncio.run(listen())
+
+
+def test_who_came_after_a_step_was_closed_asks_and_is_told() -> None:
+    async def listen(*, asks: bool) -> None:
+        line = Line()
+        there = frozenset(line.live)
+        line.live.clear()  # it has come a moment ago, and knows nobody yet
+        for number in range(2):
+            await line.say(number, STEP)
+        line.live |= there
+        assert not line.listener.is_closed_before(STEP)
+        if asks:
+            line.listener.changed(PeersChanged(0, there))
+        else:
+            for peer in line.first:
+                peer.changed(PeersChanged(1, frozenset({LISTENER.peer_id})))
+        await line.heard()
+        assert line.listener.is_closed_before(STEP)
+        assert not line.listener.is_closed_before(Step(6))
+        line.listener.changed(PeersChanged(0, there))
+        assert not line.tasks.works or not asks, "nobody is asked twice"
+        await line.heard()
+
+    asyncio.run(listen(asks=True))
+    asyncio.run(listen(asks=False))

@@ -87,6 +87,22 @@ def test_what_is_torn_or_without_its_parts_leads_nowhere(
     assert [int(result.roster.step) for result, _, _ in results_on(tmp_path, start)] == [0, 1]
 
 
+def test_who_comes_back_holds_what_led_to_its_version(tmp_path: Path, chain: StageChain, results: list[Result]) -> None:
+    written(ResultStore(tmp_path, replace(chain, version=Version(0)), kept=3), results[:5])
+
+    def back_at(version: int) -> ResultStore:
+        return ResultStore(tmp_path, replace(chain, version=Version(version)), kept=3)
+
+    assert sorted(back_at(5)) == [2, 3, 4]
+    result, bodies = back_at(5)[4]
+    assert (result, [bytes(body) for body in bodies]) == (results[4], BODIES)
+    assert sorted(back_at(4)) == [2, 3], "what comes after its version is not taken for its past"
+    assert sorted(back_at(7)) == [], "nothing leads there"
+    (torn,) = tmp_path.glob(f"*-{3:08d}{PARTS}")
+    torn.write_bytes(b"first")
+    assert sorted(back_at(5)) == [4]
+
+
 def test_a_folder_without_states_holds_nothing(tmp_path: Path, chain: StageChain, results: list[Result]) -> None:
     run = SmallRun(small_settings(2))
     written(ResultStore(tmp_path, chain, kept=8), results)
