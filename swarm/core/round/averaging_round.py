@@ -756,7 +756,7 @@ class AveragingRound:
             # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.
             if self._lead.num_waits < 2 * self._patience.num_phases:
                 return out
-        if self.view == self.facts.first_view or self._has_company(self.view):
+        if self._turn == self.facts.first_view or self._has_company(self._turn):
             return out + self._next_view(now)
         if not is_on:  # views must not run away from those who are to come, too
             self._wait_for_leader(now)

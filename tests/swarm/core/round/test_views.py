@@ -415,3 +415,23 @@ def test_a_leader_has_few_later_views_of_its_own_and_none_of_them_buys_time() ->
     assert second.deadline == due
     assert second.tick(now=due or 0.0)
     assert second.leader != first.me
+
+
+@pytest.mark.parametrize("num_views", [0, 1, MOST_OWN_TURNS])
+@pytest.mark.parametrize("num_members", [4, 6, 8])
+def test_a_leader_that_calls_to_later_views_of_its_own_and_is_silent_is_given_up(
+    num_members: int, num_views: int
+) -> None:
+    """It lives, so nobody thinks it gone; who follows it sees nobody else there, yet that view is of the same turn."""
+    world = World(num_members, num_members, calls_time_out=False)
+    liar = world.leader()
+    honest = [member for member in world.members.values() if member is not liar]
+    liar.frozen = True
+    for turn in range(1 + num_views):
+        for member in honest:
+            out = member.round.on_close(liar.peer_id, turn * num_members, Proof(), now=0.0)
+            world._do(member, out)
+    world.run(until_s=60.0, wait_for=lambda member: member is not liar)
+    led_by = {member.finished.roster.leader for member in honest if member.finished}
+    assert led_by
+    assert liar.peer_id not in led_by
