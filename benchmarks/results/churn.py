@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.results.entry import DAEMON, SWARM, Command, Entry, Figures, NotAsStatedError, Row, must, object_of
 from benchmarks.results.entry import passed as tests_passed
 
-MISSED = re.compile(r"missed (\d+) versions\nreceived (\d+) bytes of results and (\d+) of (\d+) bytes of state")
+MISSED = re.compile(r"missed (\d+) versions\nreceived (\d+) bytes of results' parts and (\d+) of (\d+) bytes of state")
 
 
 def _coordinator(answers: Sequence[str]) -> Figures:
