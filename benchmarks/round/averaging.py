@@ -350,6 +350,9 @@ def main(
     else:
         show(result)
         click.echo(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    broken = [f"ours {codec}: {cell['failed']}" for codec, cell in result.get("ours", {}).items() if "failed" in cell]
+    if broken:
+        raise click.ClickException("; ".join(broken))
 
 
 if __name__ == "__main__":

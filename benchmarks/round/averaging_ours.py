@@ -76,7 +76,7 @@ from swarm.model.link import link_to  # noqa: E402
 from swarm.network.loop import run  # noqa: E402
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport  # noqa: E402
 from swarm.network.transport import Message, Transport  # noqa: E402
-from swarm.optim.exact import ExactOptimizer  # noqa: E402
+from swarm.optim.stage_step import Gradient, StageStep, Stepped  # noqa: E402
 from swarm.witness_service import VoteLog, WitnessService  # noqa: E402
 from verification.kinds.false_work import entry_check  # noqa: E402
 from verification.round.papers import Papers  # noqa: E402
@@ -155,20 +155,23 @@ class OurPeer:
         self._time_steps()
 
     def _time_steps(self) -> None:
-        plain_close, plain_step = StageReplica.close, ExactOptimizer.step
+        plain_close, plain_next = StageReplica.close, StageStep.next
 
         def close(replica: StageReplica, step: Step) -> Any:
             self._marks.setdefault("began", time.monotonic())
             return plain_close(replica, step)
 
-        def step(optimizer: ExactOptimizer, weights: Any, gradient: NDArray[np.float32], **options: Any) -> Any:
+        def take(stage: StageStep, old: StageState, gradient: Gradient | None, name: bytes) -> Stepped:
             self._marks["ended"] = time.monotonic()
-            self._averaged = gradient
-            report = plain_step(optimizer, weights, gradient, **options)
+            stepped = plain_next(stage, old, gradient, name)
             self._marks["stepped"] = time.monotonic()
-            return report
+            assert gradient is not None
+            self._averaged = np.empty(self._params, np.float32)
+            for piece, where in enumerate(gradient.pieces):
+                self._averaged[where] = gradient.values(piece)
+            return stepped
 
-        StageReplica.close, ExactOptimizer.step = close, step  # type: ignore[method-assign]
+        StageReplica.close, StageStep.next = close, take  # type: ignore[method-assign]
 
     async def listen(self) -> None:
         self._transport = await P2PTransport.create(self._me, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
