@@ -98,8 +98,7 @@ class BareModel:
 
     def __init__(self, params: int) -> None:
         self.stage = STAGE
-        self.is_first = STAGE == 0
-        self.is_last = False
+        self.is_first, self.is_last = False, True
         self.device = torch.device("cpu")
         self.link = link_to(self.device)
         norm = min(1024, params // 2)

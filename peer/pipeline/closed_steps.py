@@ -4,7 +4,6 @@ Nothing comes of a step any more once the stage before has closed it: then a lat
 a step's work, which may have been lost, or done by members that do not say so.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,10 +99,14 @@ class ClosedSteps:
         self._hear(peer, (era, step))
 
     async def _called(self, peer: PeerId, method: str, meta: dict[str, Value]) -> Message:
-        for _ in range(TRIES - 1):
-            with contextlib.suppress(TransientError, RemoteError):
+        left = TRIES
+        while True:
+            left -= 1
+            try:
                 return await self.transport.call(peer, method, Message(meta), timeout_s=self.call_s, max_body_bytes=0)
-        return await self.transport.call(peer, method, Message(meta), timeout_s=self.call_s, max_body_bytes=0)
+            except (TransientError, RemoteError):
+                if not left:
+                    raise
 
     async def _on_last_closed(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("question for the last closed step", request.meta)

@@ -68,7 +68,7 @@ class Continuing:
             kept = kept_states(self._past.folder, self._past.stage)
             if not kept:
                 return {"version": start, "oldest": start, "results": [], "sizes": []}
-            store = ResultStore(self._past.folder, kept[0].chain, kept=self._past.settings.retained_results)
+            store = ResultStore(self._past.folder, kept[0].chain, kept=0)
             found = store.signed_since(start, at_most=MAX_BARE_RESULTS_PER_CALL)
             return {"version": start + len(found), "oldest": start, "results": [*found], "sizes": []}
 

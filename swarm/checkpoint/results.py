@@ -40,7 +40,10 @@ class ResultStore(Mapping[int, WithParts]):
     def __init__(
         self, folder: Path, chain: StageChain, *, kept: int, most_signed_bytes: int = MOST_SIGNED_BYTES
     ) -> None:
-        """Goes on with what is in `folder` of the chain's lineage. `kept`: results whose parts stay."""
+        """Goes on with what is in `folder` of the chain's lineage.
+
+        `kept`: results whose parts stay; 0 for who only reads what is signed.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._kept = kept
@@ -62,16 +65,18 @@ class ResultStore(Mapping[int, WithParts]):
         """The results on disk up to the version, back to the first gap; at most as many as are kept."""
         found: dict[int, WithParts] = {}
         for step in range(version - 1, max(-1, version - 1 - self._kept), -1):
-            signed = self._path(self._lineage, step, SIGNED)
-            read = read_signed(signed) if signed.exists() else None
+            kept = _with_parts(self._path(self._lineage, step, SIGNED))
+            if kept is None:
+                break
+            result, parts, sizes = kept
             try:
-                parts = mapped(signed.with_suffix(PARTS)) if read is not None else None
+                whole = mapped(parts)
             except OSError as error:
-                log.info("the parts of a kept result: %s", error)
+                log.warning("%s: not used: %s", parts, error)
                 break
-            if read is None or parts is None or len(parts) != sum(read[1]):
+            if len(whole) != sum(sizes):
                 break
-            found[step] = read[0], cut(parts, read[1])
+            found[step] = result, cut(whole, sizes)
         return found
 
     def __getitem__(self, step: int) -> WithParts:
@@ -160,12 +165,18 @@ def results_on(folder: Path, chain: StageChain) -> Iterator[tuple[Result, Path, 
     lineage = lineage_name(chain)
     signed, step = _by_step(folder, lineage, SIGNED), int(chain.version)
     while step in signed:
-        parts = signed[step].with_suffix(PARTS)
-        read = read_signed(signed[step]) if parts.exists() else None
-        if read is None:
+        kept = _with_parts(signed[step])
+        if kept is None:
             return
-        yield read[0], parts, read[1]
+        yield kept
         step += 1
+
+
+def _with_parts(signed: Path) -> tuple[Result, Path, list[int]] | None:
+    """A result, the file of its parts and their sizes; None if one of the two files is torn or gone."""
+    parts = signed.with_suffix(PARTS)
+    read = read_signed(signed) if parts.exists() else None
+    return (read[0], parts, read[1]) if read is not None else None
 
 
 def read_signed(path: Path) -> tuple[Result, list[int]] | None:

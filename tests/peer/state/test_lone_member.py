@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from swarm.core.ids import Step
-from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 STEPS = 24
 
@@ -16,12 +16,6 @@ def manifest() -> str:
         limits={"founders_per_stage": 1},
         deadlines={"call_s": 1.0},
     )
-
-
-async def started(swarm: InProcessSwarm, peer: SwarmPeer) -> None:
-    async with asyncio.timeout(30.0):
-        while peer.daemon.at is None:
-            await asyncio.wait({peer.task}, timeout=0.02)
 
 
 async def ended_equal(swarm: InProcessSwarm) -> None:
@@ -51,10 +45,12 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
     async def play() -> None:
         async with swarm_in_process(manifest(), tmp_path, peers=(1, 2)) as swarm:
             first, (lone, behind) = swarm.of_stage(0)[0], swarm.of_stage(1)
-            for peer in swarm.peers:
-                await started(swarm, peer)
             both = {lone.peer_id, behind.peer_id}
-            await swarm.until(lambda: all(both <= set(peer.steps.chain.members) for peer in (lone, behind)))
+            await swarm.until(
+                lambda: all(
+                    peer.daemon.at is not None and both <= set(peer.steps.chain.members) for peer in (lone, behind)
+                )
+            )
             others = [swarm.run.host_key.peer_id, first.peer_id, lone.peer_id]
             for other in others:
                 swarm.network.cut(behind.peer_id, other)
@@ -67,8 +63,7 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
             await swarm.kill(lone)
             for other in others:
                 swarm.network.heal(behind.peer_id, other)
-            lone = await swarm.restart(lone)
-            await started(swarm, lone)
+            await swarm.restart(lone)
             assert await behind.steps.wait_for_version(version, timeout_s=30.0)
             first.daemon.permit.give()
             await ended_equal(swarm)
