@@ -117,8 +117,9 @@ class RunFiles:
         return held
 
     def _give(self, *files: HeldFile[Kept]) -> None:
+        if not self.given:
+            FileDonor(self.given).serve(self.transport)  # of what is given later too
         self.given.update({file.folder.pieces.digest: file.folder for file in files})
-        FileDonor(self.given).serve(self.transport)
 
     async def _open(self, label: str, digest: bytes, num_tokens: int) -> HeldFile[PieceFolder]:
         size_bytes = num_tokens * self.settings.data.token_bytes

@@ -7,7 +7,6 @@ field is written, numbers declared float are float64, and bytes that would be wr
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from swarm import PROTOCOL
 from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
@@ -18,6 +17,7 @@ from swarm.core.settings import MOST_STEPS, RunSettings
 from swarm.core.tables import read_table
 from swarm.data.documents.marks import Marks
 from swarm.manifest.model import check_model
+from swarm.release import PROTOCOL
 
 
 def settings_to_value(settings: RunSettings) -> dict[str, Value]:

@@ -47,7 +47,8 @@ def promise(log: VoteLog, view: int, changed: Reconfiguration | None = None) -> 
     network = MemoryNetwork(random.Random(0))
     transport = network.transport(WITNESS)
     papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
-    WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, papers=papers).serve(transport)
+    anybody = (lambda peer, stage: True, lambda peer: True)
+    WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
     (leader,) = [one for one in LEADERS if one.peer_id == FACTS.leader_of(view)]
     made = []
     for member in sorted(LEADERS, key=lambda one: one.peer_id):
