@@ -5,11 +5,11 @@ import random
 
 from peer.directory.limited_transport import LimitedTransport
 from swarm.core.ids import PeerId
+from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
-from tests.swarm_in_process import identity_of
 
-ME, MEMBER, *STRANGERS = (identity_of(number) for number in range(8))
+ME, MEMBER, *STRANGERS = (Identity.from_seed(bytes([number]) * 32) for number in range(8))
 PIECE, CALLS = 1 << 17, 60
 
 
