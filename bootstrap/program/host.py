@@ -90,6 +90,8 @@ FAREWELL_S = 600.0
 FIGURES_AFTER = 2
 """Versions; a step's figures are written down when its peers have had so long to report."""
 MAX_NOTICES = 1024
+MOST_STEPS_WORK = 2
+"""Times a member's part of a step, that it may say added nothing."""
 NEAR_VERSIONS = 16
 """What peers say of steps further away is not written down."""
 
@@ -231,6 +233,7 @@ class Host:
             ledger,
             self.progress,
             self.justice.anchor_of,
+            self._followed.chain_at,
             settings.kept_checkpoints,
             lambda: lineage_of(run, self.books),
         )
@@ -588,9 +591,11 @@ class Host:
             raise RemoteError("protocol", f"a step to version {report.version}; this run goes from {first} to {last}")
         if self.progress.take(sender, report, is_member=self.justice.may_train(sender)):
             self._tell_step(sender, report)
-            if report.not_finite and abs(report.version - self.progress.done_versions()) < NEAR_VERSIONS:
+            is_near = abs(report.version - self.progress.done_versions()) < NEAR_VERSIONS
+            if report.not_finite and is_near and self.justice.may_train(sender):
                 said = "a loss or a gradient was not finite: the work added nothing"
-                ids = tuple(sorted(set(report.not_finite)))
+                # What no member can have done is not written down: the ledger keeps it for ever.
+                ids = tuple(sorted(set(report.not_finite)))[: MOST_STEPS_WORK * self.run.settings.microbatches_of_one]
                 self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids

@@ -21,6 +21,7 @@ from swarm.checkpoint.transfer import Offer, fetch_state
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.state.stage_chain import StageChain
 from swarm.manifest.value import settings_to_value
 from swarm.network.transport import Transport
 from verification.state.anchor import Anchor
@@ -43,15 +44,18 @@ class Archivist:
         ledger: Ledger,
         progress: RunProgress,
         anchor_of: Callable[[int, int], Anchor | None],
+        chain_at: Callable[[int, int], StageChain | None],
         kept_checkpoints: int,
         lineage: Callable[[], dict[str, Any]],
     ) -> None:
-        """`anchor_of` a stage at a version, if there is one by now; `lineage` of the weights, for the model card."""
+        """`anchor_of` a stage at a version, if there is one by now; `chain_at`: what is certified of it, where that is
+        known here; `lineage` of the weights, for the model card."""
         self._run = run
         self._transport = transport
         self._ledger = ledger
         self._progress = progress
         self._anchor_of = anchor_of
+        self._chain_at = chain_at
         self._kept_checkpoints = kept_checkpoints
         self._lineage = lineage
         self.paths: dict[int, Path] = {}
@@ -77,14 +81,21 @@ class Archivist:
                 state, offer, agreed = await self.state_of(stage, version, start)
                 anchored = anchored and agreed
                 digests.append(offer.digest)
-                if offer.chain is not None and stage == 0:
-                    leases = offer.chain.leases
+                if stage == 0:
+                    leases = self._leases_of(version, offer)
                 await asyncio.to_thread(writer.add_stage, stage, state)
             path = await self._committed(writer, leases)
         except BaseException:
             writer.abandon()
             raise
         return await self._signed(path, version, anchored, digests)
+
+    def _leases_of(self, version: int, offer: Offer) -> LeaseTable:
+        """How far the data was used, as this host has certified it: a version's name binds no leases, and so a donor
+        could name any. Its word counts where the host does not know the version."""
+        anchor = self._anchor_of(0, version)
+        known = self._chain_at(0, version) or (anchor.chain if anchor is not None else offer.chain)
+        return known.leases if known is not None else LeaseTable()
 
     async def archive_beginning(
         self,

@@ -421,6 +421,7 @@ class P2PTransport:
             call=self._call_small,
             onlookers=self._onlookers,
             judge=self._judge,
+            is_stranger=self._services.is_stranger,
             answer=partial(self._answering.take, kept_s=PUNCHED_KEPT_BY_CALLEE_S),
             greet=self._greet_direct,
             take=self._take_punched,
