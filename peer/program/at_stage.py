@@ -176,7 +176,7 @@ class PeerAtStage:
         )
         self.tokens = tokens = LeasedTokens(*joined.tokens, steps) if joined.tokens is not None else None
         batch = tokens.reader.batch if tokens is not None else None
-        exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
+        self._exchanges = exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
         stage_pass = made.stage_pass(settings, joined.run_id, own.identity, replica)
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
@@ -337,12 +337,14 @@ class PeerAtStage:
         self._draining.set()
 
     async def leave(self) -> None:
-        """Answer no more, and end what is under way."""
+        """Answer no more, end what is under way, and let go of what would have been shown and replayed, on disk."""
         self.neighbours.gone.set()
         if self.source is not None:
             self.source.leave(self._own.transport)
         await self.server.stop()
         await self.rounds.stop()
+        self._exchanges.close()
+        self.steps.replica.release()
 
     # -- looked at, and told ------------------------------------------------------------------------------
 
