@@ -89,7 +89,7 @@ class Kept:
         self.runs[trial.seed] = sorted({one.what for one in trial.broken})
         if self._path is not None:
             line: dict[str, Any] = {"seed": trial.seed, "broken": self.runs[trial.seed], **self._made_with}
-            line["cpu_s"] = round(trial.cpu_s, 2)
+            line |= {"cpu_s": round(trial.cpu_s, 2), **({"said": str(trial)} if trial.fails else {})}
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

@@ -121,18 +121,20 @@ def run(seed: int, *, plan: Plan | None = None, setting: str = "") -> Trial:
     """The seed's run, or that of a plan that was made smaller, in the seed's setting."""
     setting = setting or random.Random(f"setting {seed}").choice(list(SETTINGS))
     plan = plan or Plan.of_seed(seed, made=MADE, methods=METHODS)
-    mutation = Mutation(plan)
     began = time.process_time()
     with _collected():
-        found = _found(LyingSwarm(SETTINGS[setting], mutation, rng=random.Random(seed)), setting)
+        found, applied = _found(seed, plan, setting)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Trial(seed, setting, plan, found, dict(mutation.applied), peak, time.process_time() - began)
+    return Trial(seed, setting, plan, found, applied, peak, time.process_time() - began)
 
 
-def _found(swarm: LyingSwarm, setting: str) -> tuple[Broken, ...]:
-    with swarm.mutation.making():
+def _found(seed: int, plan: Plan, setting: str) -> tuple[tuple[Broken, ...], dict[int, int]]:
+    """What did not hold, and how often each rule was applied. Of the swarm nothing stays."""
+    mutation = Mutation(plan)
+    swarm = LyingSwarm(SETTINGS[setting], mutation, rng=random.Random(seed))
+    with mutation.making():
         swarm.go()
-    return tuple(broken(swarm, honest_loss=HONEST_LOSS[setting]))
+    return tuple(broken(swarm, honest_loss=HONEST_LOSS[setting])), dict(mutation.applied)
 
 
 @contextlib.contextmanager
