@@ -337,12 +337,16 @@ class PeerAtStage:
         self._draining.set()
 
     async def leave(self) -> None:
-        """Answer no more, end what is under way, and let go of what would have been shown and replayed, on disk."""
+        """Answer no more, and end what is under way."""
         self.neighbours.gone.set()
         if self.source is not None:
             self.source.leave(self._own.transport)
         await self.server.stop()
         await self.rounds.stop()
+
+    def close(self) -> None:
+        """Once it has left, and whoever audits its last steps has had the time: let go of what it would have shown, and
+        of the thread that wrote it."""
         self._exchanges.close()
         self.steps.replica.release()
 
