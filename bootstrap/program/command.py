@@ -56,6 +56,12 @@ BULK_SHARE = 0.5
 @click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="KIND:PLACE",
+    help="Feed a tracker too: tensorboard:DIR, trackio:PROJECT or wandb:PROJECT. Can be repeated.",
+)
 @click.option("--yes", is_flag=True, help="Start a run that is slower than one machine without asking, as --json does.")
 @click.option("--ends-with-run", is_flag=True, help="Go when the run is over, instead of serving its checkpoints.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
@@ -76,6 +82,7 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    track: tuple[str, ...],
     yes: bool,
     ends_with_run: bool,
     report: Path | None,
@@ -98,6 +105,7 @@ def command(
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
     from bootstrap.state.run_folder import RunFolder, prepare_run
+    from bootstrap.tracking.places import TrackerPlace
     from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.memory.allocator import return_large_blocks
     from swarm.network.loop import run
@@ -138,6 +146,7 @@ def command(
         relay=relay,
         report=report,
         ends_with_run=ends_with_run,
+        track=tuple(map(TrackerPlace.of, dict.fromkeys(track))),
     )
     place = None if archive is None else open_place(archive)
     root = (folder or manifest.with_suffix("")).absolute()
@@ -207,6 +216,10 @@ class _Shown:
                 click.echo(f"checkpoint {version} is at {url}")
             case {"event": "not_archived", "reason": reason}:
                 click.echo(f"{reason}; tried again")
+            case {"event": "not_tracked", "to": to, "reason": reason}:
+                click.echo(f"{to} does not take the run's figures: {reason}; tried again, and nothing is lost")
+            case {"event": "tracked_again", "to": to}:
+                click.echo(f"{to} has all of the run's figures again")
             case {"event": "disk_full", "reason": reason}:
                 click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
             case {"event": "notice"}:
