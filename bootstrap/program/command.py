@@ -57,6 +57,11 @@ BULK_SHARE = 0.5
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
 @click.option(
+    "--reference",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Another run's --report, or a CSV of tokens,loss: a notice when the held-out loss stays above it.",
+)
+@click.option(
     "--track",
     multiple=True,
     metavar="KIND:PLACE",
@@ -82,6 +87,7 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    reference: Path | None,
     track: tuple[str, ...],
     yes: bool,
     ends_with_run: bool,
@@ -99,6 +105,7 @@ def command(
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.owner.reference import read_reference
     from bootstrap.owner.worth import ask_whether_to_start
     from bootstrap.program.held_run import HeldRun
     from bootstrap.program.host import HostSettings
@@ -141,6 +148,7 @@ def command(
             admission=policy,
             minimum_release=checked_release(minimum_release),
             mirrors=checked_mirrors(mirror),
+            reference=None if reference is None else read_reference(reference),
         ),
         doors=doors,
         relay=relay,

@@ -66,6 +66,7 @@ class Dashboard(Collector):
             "tokens_per_s": progress.recent_tokens_per_s(),
             "loss": thinned([[n, figures.loss_sum / figures.num_targets] for n, figures in self._told()]),
             "held_out": thinned([[version, loss] for version, loss in sorted(books.held_out.items())]),
+            "reference": thinned(self._reference()),
             "speed": thinned(self._speeds()),
             "stages": self._stages(),
             "leaders": [
@@ -88,6 +89,14 @@ class Dashboard(Collector):
         progress = self._host.progress
         done = progress.done_versions()
         return [(n, figures) for n, figures in sorted(progress.steps.items()) if figures.num_targets and n < done]
+
+    def _reference(self) -> list[list[float]]:
+        """[version, loss of the reference at as many tokens], if the host has one."""
+        reference, trained = self._host.settings.reference, self._host.trained
+        if reference is None:
+            return []
+        told = [(version, reference.loss_at(trained.at(version))) for version in trained.versions()]
+        return [[version, loss] for version, loss in told if loss is not None]
 
     def _speeds(self) -> list[list[float]]:
         """[step, tokens/s] of each step that follows another."""

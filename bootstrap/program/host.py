@@ -21,6 +21,8 @@ from bootstrap.directory.postings import Postings
 from bootstrap.directory.rebalancing import Rebalancing
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
+from bootstrap.owner.reference import Reference
+from bootstrap.owner.trained_tokens import TrainedTokens
 from bootstrap.owner.trouble import Notice, Trouble
 from bootstrap.program.books import Books, Credit, is_cut_anew
 from bootstrap.program.host_context import HostContext
@@ -116,6 +118,8 @@ class HostSettings:
     """The oldest release of the program that the host takes in; an older peer finishes what it does, and goes."""
     mirrors: tuple[str, ...] = ()
     """HTTPS URLs of folders that hold the run's token files."""
+    reference: Reference | None = None
+    """The curve that the held-out loss is held against."""
 
 
 class Host:
@@ -141,6 +145,7 @@ class Host:
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
         self._began_at = run.version
         self._books = Books()
+        self._trained = TrainedTokens()
         self._trouble = Trouble(run.settings)
         self.notices = deque[Notice](maxlen=MAX_NOTICES)
         """What has gone wrong in this run lately, oldest first; all of it is in the ledger."""
@@ -295,6 +300,18 @@ class Host:
         """As of now: justice and whoever makes vouchers write to the ledger too."""
         self._books.catch_up(self._ledger)
         return self._books
+
+    @property
+    def trained(self) -> TrainedTokens:
+        """As of now."""
+        self._trained.catch_up(self._ledger)
+        return self._trained
+
+    def held_out_by_tokens(self) -> list[tuple[int, float]]:
+        """(tokens trained on, held-out loss) of each version that was measured, without those of abandoned branches."""
+        books, trained = self.books, self.trained
+        held_out = sorted(books.held_out.items())
+        return [(trained.at(version), loss) for version, loss in held_out if not books.is_abandoned(version)]
 
     def missing(self) -> dict[int, int]:
         """How many peers of which stages have to come before the run can begin, or go on; empty while it goes on."""
@@ -538,10 +555,18 @@ class Host:
                 loss = await self._evaluation.loss(version)
                 self._ledger.append("evaluation", {"version": version, "held_out_loss": loss})
                 self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
+                self._compare(version)
             except VersionGone as gone:
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             finally:
                 self._evaluation.asked_for.task_done()
+
+    def _compare(self, version: int) -> None:
+        """The held-out loss with the reference's, if there is one."""
+        reference = self.settings.reference
+        reason = None if reference is None else reference.why_behind(self.held_out_by_tokens())
+        if reason is not None:
+            self._notice(Notice("behind_reference", version, None, (), (), reason))
 
     # -- what peers ask -----------------------------------------------------------------------------------
 
@@ -782,6 +807,7 @@ class Host:
         """The run's figures for `--report`."""
         summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
+        summary["held_out_by_tokens"] = self.held_out_by_tokens()
         summary["amendments"] = self.amending.history
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]

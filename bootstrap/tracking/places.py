@@ -34,7 +34,7 @@ class TrackerPlace:
             raise SettingsError(f"--track {text}: give one of tensorboard:DIR, trackio:PROJECT, wandb:PROJECT")
         spec = importlib.util.find_spec(kind)
         if spec is None or spec.origin is None:  # a mere folder of this name has none
-            raise SettingsError(f"--track {text}: {kind} is not in homeswarm's environment: pip install {kind}")
+            raise SettingsError(f"--track {text}: {kind} is not installed here; pip install 'homeswarm[{kind}]'")
         return cls(kind, place)
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from bootstrap.owner.trained_tokens import TrainedTokens
 from bootstrap.program.ledger import Event
 from bootstrap.tracking.tracker import Row
 from swarm.core.state.stage_chain import Genesis
@@ -25,21 +26,15 @@ class Rows:
     def __init__(self) -> None:
         self._stages: set[int] = set()
         self._open: dict[int, _Step] = {}
-        self._tokens: dict[int, int] = {}
-        """Target tokens that the weights of each version were trained on."""
+        self._tokens = TrainedTokens()
         self._ended_at: float | None = None
         """When the step before this one ended."""
-
-    def tokens_at(self, version: int) -> int:
-        """Target tokens that the weights of the version were trained on; 0 where nothing is known of it."""
-        return self._tokens.get(version, 0)
 
     def take(self, event: Event) -> Row | None:
         """The next event; None where it says nothing of a step that a tracker draws."""
         facts: Any = event.facts
+        self._tokens.take(event)
         match event.kind:
-            case "rollback":
-                self._tokens[facts["version"]] = self.tokens_at(facts["to"])
             case "amendment":
                 self._stages.clear()
             case "genesis":
@@ -60,15 +55,12 @@ class Rows:
         step = self._open.setdefault(number, _Step())
         step.stages.add(stage)
         step.peers |= {peer for peer, _, _ in facts["credit"]}
-        if stage == 0:
-            done = sum(num_tokens for _, _, num_tokens in facts["credit"])
-            self._tokens[number + 1] = self.tokens_at(number) + done
         if step.stages < self._stages:
             return None
         del self._open[number]
-        figures: dict[str, float] = {"tokens": self.tokens_at(number + 1), "peers": len(step.peers)}
+        figures: dict[str, float] = {"tokens": self._tokens.at(number + 1), "peers": len(step.peers)}
         if self._ended_at is not None and event.at > self._ended_at:
-            figures["tokens_per_second"] = (figures["tokens"] - self.tokens_at(number)) / (event.at - self._ended_at)
+            figures["tokens_per_second"] = (figures["tokens"] - self._tokens.at(number)) / (event.at - self._ended_at)
         self._ended_at = event.at
         return Row(event.number, event.at, number, figures)
 

@@ -30,6 +30,7 @@ HOSTED = (
     "swarm host run.toml",
     "swarm host run.toml --listen 0.0.0.0:4001",
     "swarm host run.toml --listen 0.0.0.0:4001 --public swarm.example.org",
+    "swarm host run.toml --reference FILE",
     "swarm host run.toml --track tensorboard:DIR",
 )
 """One host runs, with all these options and values that suit this machine."""
@@ -155,8 +156,10 @@ def test_a_run_is_hosted_joined_watched_and_taken_away_as_the_pages_say(zygote: 
     user = User(zygote, folder)
     user.types_all(BEFORE)
     with ProcessSwarm(zygote, tmp_path, founders=1, min_replicas=1, steps=5000, target_tokens=256, slow_s=0.1) as swarm:
-        board = tmp_path / "board"
-        swarm.start_host("--public", "127.0.0.1", "--minimum-release", "0.0.1", "--track", f"tensorboard:{board}")
+        board, reference = tmp_path / "board", tmp_path / "reference.csv"
+        reference.write_text("tokens,loss\n0,6.0\n1000000,1.0\n")
+        watching = ("--track", f"tensorboard:{board}", "--reference", str(reference))
+        swarm.start_host("--public", "127.0.0.1", "--minimum-release", "0.0.1", *watching)
         listening = swarm.wait_for("listening")
         user.invite = listening["invite"]
         (folder / "run").symlink_to(tmp_path / "host")

@@ -163,5 +163,5 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(places.ADAPTERS, "tracker_of_nobody", TensorBoard)
-    with pytest.raises(SettingsError, match="pip install tracker_of_nobody"):
+    with pytest.raises(SettingsError, match=r"pip install 'homeswarm\[tracker_of_nobody\]'"):
         TrackerPlace.of("tracker_of_nobody:place")
