@@ -117,6 +117,9 @@ function show(state) {
   rows("leaders", state.leaders, "nobody yet", (leader) => [
     String(leader.rank), make("code", { title: leader.peer }, short(leader.peer)), count(leader.tokens), count(leader.steps),
   ]);
+  rows("scores", state.scores, "none tried", (score) => [
+    String(score.version), score.task, score.metric, score.value.toFixed(4),
+  ]);
   rows("bans", state.shut_out, "nobody", (ban) => [
     make("code", { title: ban.peer }, short(ban.peer)), `${ban.verdict}: ${ban.kind.replaceAll("_", " ")}`,
     `${ban.stage}, ${ban.step}`,

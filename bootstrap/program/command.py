@@ -56,6 +56,7 @@ BULK_SHARE = 0.5
 @click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--eval-tasks", metavar="TASK,...", help="Try checkpoints at these tasks of lm-eval; files of tasks too.")
 @click.option(
     "--reference",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -87,6 +88,7 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    eval_tasks: str | None,
     reference: Path | None,
     track: tuple[str, ...],
     yes: bool,
@@ -112,6 +114,7 @@ def command(
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
     from bootstrap.state.run_folder import RunFolder, prepare_run
+    from bootstrap.state.task_scores import checked_tasks
     from bootstrap.tracking.places import TrackerPlace
     from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.memory.allocator import return_large_blocks
@@ -154,6 +157,7 @@ def command(
         relay=relay,
         report=report,
         ends_with_run=ends_with_run,
+        eval_tasks=checked_tasks(eval_tasks),
         track=tuple(map(TrackerPlace.of, dict.fromkeys(track))),
     )
     place = None if archive is None else open_place(archive)
@@ -218,6 +222,11 @@ class _Shown:
                 click.echo(_step_line(event))
             case {"event": "evaluation", "version": version, "held_out_loss": loss}:
                 click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
+            case {"event": "scores", "version": version, "scores": scores}:
+                told = ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in scores)
+                click.echo(f"tasks at version {version}: {told}")
+            case {"event": "not_scored", "version": version, "reason": reason}:
+                click.echo(f"version {version} was not tried at its tasks: {reason}")
             case {"event": "checkpoint", "path": path}:
                 click.echo(f"checkpoint {path}")
             case {"event": "archived", "version": version, "url": url}:

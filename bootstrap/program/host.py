@@ -80,6 +80,7 @@ from verification.kinds.false_work import FalseWork, entry_check
 
 if TYPE_CHECKING:  # fsspec is not loaded unless it is used
     from bootstrap.state.remote_archive import ArchiveCopies
+    from bootstrap.state.task_scores import TaskScores
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,8 @@ class Host:
         """If this host carries peers that cannot be dialled to each other."""
         self.copies: ArchiveCopies | None = None
         """If checkpoints are kept at a URL too."""
+        self.scoring: TaskScores | None = None
+        """If checkpoints are tried at tasks."""
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
@@ -387,6 +390,8 @@ class Host:
                 path = await self._archivist.archive(version, self._beginning.stages)
                 if self.copies is not None:
                     self.copies.wake()
+                if self.scoring is not None:
+                    self.scoring.wake()
                 self._emit({"event": "checkpoint", "version": version, "path": str(path)})
             except VersionGone as gone:  # the host was away too long: the next checkpoint will do
                 if self.amending.pending is not None and due == self.amending.ends_at:

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchiveCopies
 from bootstrap.state.run_folder import PreparedRun, taken_up_again
+from bootstrap.state.task_scores import TaskScores
 from bootstrap.tracking.feeding import Job
 from bootstrap.tracking.places import TrackerPlace
 from bootstrap.tracking.tracker import TrackedRun
 from bootstrap.tracking.tracking import Tracking
+from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.errors import DiskFullError
 from swarm.disk.room import disk_room, full_disk
@@ -63,6 +66,8 @@ class HostingSettings:
     """Whether the host goes when the run is over, instead of serving what came of it until it is told to stop."""
     track: tuple[TrackerPlace, ...] = ()
     """Trackers that are fed with the run's figures."""
+    eval_tasks: tuple[str, ...] = ()
+    """lm-eval's, at which checkpoints are tried."""
 
 
 class _NetworkLost(Exception):
@@ -146,6 +151,11 @@ class Hosting:
                 opened.callback(copies.close)
                 host.copies = copies
                 beside.append(copies)
+            if settings.eval_tasks:
+                newest = partial(_newest_untried, host)
+                host.scoring = TaskScores(settings.eval_tasks, prepared, ledger, newest, self._show)
+                scoring = asyncio.ensure_future(host.scoring.run_for_ever())
+                opened.push_async_callback(_ended, scoring)
             await self._answer_owner(host, opened)
             self._tell(prepared, transport, doors)
             try:
@@ -230,6 +240,22 @@ async def _any_of(*events: asyncio.Event) -> None:
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _newest_untried(host: Host) -> int | None:
+    """The newest checkpoint, unless its scores are known or it is not there."""
+    version = max(host.books.checkpoints, default=None)
+    if version is None or version in host.books.scores:
+        return None
+    return version if checkpoint_path(host.run.folder.checkpoints, version).is_dir() else None
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    """Raises what it has ended by, if it has by itself."""
+    task.cancel()
+    (found,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(found, Exception):
+        raise found
 
 
 def _job(place: TrackerPlace, prepared: PreparedRun) -> Job:

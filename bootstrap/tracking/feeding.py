@@ -24,6 +24,8 @@ from bootstrap.tracking.tracker import TrackedRun, Tracker
 LOOK_S = 1.0
 """Between two looks at the ledger."""
 ALL_GIVEN = "all given"
+MAX_REASON = 400
+"""Letters; some trackers explain at length."""
 AT_MOST = 256
 """Events in memory at once. A look at the ledger is short: while one lasts, its log cannot be folded in."""
 LAST_ROWS_S = 10.0
@@ -100,7 +102,7 @@ def main() -> None:
     try:
         feed(Ledger(job.ledger), job.place.open(job.run), ended, lambda: tell(ALL_GIVEN))
     except Exception as error:  # noqa: BLE001 - each tracker has errors of its own: whatever comes is its
-        tell(f"{type(error).__name__}: {error}")
+        tell(f"{type(error).__name__}: {error}"[:MAX_REASON])
     os._exit(0)  # what a tracker leaves to the interpreter's end may wait for its server
 
 

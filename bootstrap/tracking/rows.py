@@ -6,9 +6,10 @@ from typing import Any
 from bootstrap.owner.trained_tokens import TrainedTokens
 from bootstrap.program.ledger import Event
 from bootstrap.tracking.tracker import Row
+from swarm.checkpoint.scores import CheckpointScores
 from swarm.core.state.stage_chain import Genesis
 
-KINDS = ("genesis", "rollback", "amendment", "result", "figures", "evaluation")
+KINDS = ("genesis", "rollback", "amendment", "result", "figures", "evaluation", "scores")
 """The events that are looked at."""
 
 
@@ -47,6 +48,10 @@ class Rows:
                 return Row(event.number, event.at, facts["step"], _reported(facts))
             case "evaluation":
                 return Row(event.number, event.at, facts["version"], {"held_out_loss": facts["held_out_loss"]})
+            case "scores":
+                record = CheckpointScores.from_value(facts)
+                found = {f"{score.task}/{score.metric}": score.value for score in record.scores}
+                return Row(event.number, event.at, record.version, found)
         return None
 
     def _result(self, event: Event, facts: Any) -> Row | None:
