@@ -1,7 +1,6 @@
 """The host's archive: at due versions it fetches each stage's state, and signs for what it has written."""
 
 import asyncio
-import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,11 +17,10 @@ from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import Offer, fetch_state
-from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.stage_chain import StageChain
-from swarm.manifest.value import settings_to_value
+from swarm.manifest.value import json_of, settings_to_value
 from swarm.network.transport import Transport
 from verification.state.anchor import Anchor
 
@@ -133,8 +131,8 @@ class Archivist:
         meta = CheckpointMeta(
             model=settings.model,
             tokenizer=settings.data.tokenizer,
-            run=_json(settings_to_value(settings)),
-            data_position=_json(leases.to_value()),
+            run=json_of(settings_to_value(settings)),
+            data_position=json_of(leases.to_value()),
             lineage=self._lineage(),
         )
         return await asyncio.to_thread(writer.commit, meta)
@@ -173,8 +171,3 @@ class Archivist:
                         return state, offer, anchor is not None
                     log.warning("state of stage %d version %d from %s is not the one anchored", stage, version, peer)
             await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
-
-
-def _json(value: Value) -> Any:
-    """The value as JSON has it: bytes in hex."""
-    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))

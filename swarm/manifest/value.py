@@ -4,6 +4,7 @@ The run id is a SHA-256 over the settings and the run key, so there is one seque
 field is written, numbers declared float are float64, and bytes that would be written differently are refused.
 """
 
+import json
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -193,3 +194,8 @@ def _to_value(settings: Any) -> dict[str, Value]:
 def _plain(value: Any) -> Value:
     """Tuples as lists: what unpacking gives back."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def json_of(value: Value) -> Any:
+    """The value as JSON has it: bytes in hex."""
+    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))
