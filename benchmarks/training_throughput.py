@@ -27,13 +27,11 @@ from typing import Any
 import click
 
 from benchmarks.programs import end_when_told
-from swarm.local.compute_pools import ASLEEP
+from swarm.local.compute_pools import ASLEEP, AWAKE
 
 GOAL = 0.95
 SETTINGS = {"defaults": (), "one-thread": ("--threads", "1")}
 """Options of `swarm join`, by name."""
-AWAKE = {"GOMP_SPINCOUNT": "300000"}
-"""As PyTorch's threads wait where nobody has a say: so many turns at full speed, the quickest on a quiet machine."""
 SMOKE_S = 1.0
 READY_S = 180.0
 """Host and peers must be training by then."""

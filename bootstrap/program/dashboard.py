@@ -16,8 +16,7 @@ from bootstrap.owner.progress import StepFigures
 from bootstrap.owner.trouble import KINDS
 from bootstrap.program.host import Host
 from swarm.checkpoint.archive import checkpoint_path
-from swarm.checkpoint.record import CheckpointRecord
-from swarm.checkpoint.scores import CheckpointScores
+from swarm.checkpoint.record import CheckpointRecord, CheckpointScores
 from swarm.core.ids import PeerId
 from verification.audit.evidence import SUFFIX
 from verification.audit.verdicts import Ban, Quarantine

@@ -17,7 +17,7 @@ from typing import Any
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.archive import checkpoint_path
-from swarm.checkpoint.scores import MAX_NAME, MAX_SCORES, CheckpointScores, Score
+from swarm.checkpoint.record import MAX_NAME, MAX_SCORES, CheckpointScores, Score
 from swarm.core.errors import LocalError, SettingsError
 from swarm.local import tied_program
 from swarm.network.loop import happened

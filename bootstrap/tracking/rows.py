@@ -6,7 +6,7 @@ from typing import Any
 from bootstrap.owner.trained_tokens import TrainedTokens
 from bootstrap.program.ledger import Event
 from bootstrap.tracking.tracker import Row
-from swarm.checkpoint.scores import CheckpointScores
+from swarm.checkpoint.record import CheckpointScores
 from swarm.core.state.stage_chain import Genesis
 
 KINDS = ("genesis", "rollback", "amendment", "result", "figures", "evaluation", "scores")

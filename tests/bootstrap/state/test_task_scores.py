@@ -13,7 +13,7 @@ from bootstrap.program.dashboard import Dashboard
 from bootstrap.program.hosting import _newest_untried
 from bootstrap.state.task_scores import TaskScores, checked_tasks, read_scores
 from bootstrap.tracking.rows import Rows
-from swarm.checkpoint.scores import CheckpointScores, Score
+from swarm.checkpoint.record import CheckpointScores, Score
 from swarm.core.errors import LocalError, SettingsError
 from tests import ROOT
 from tests.bootstrap.state.hosted import Hosted, hosted

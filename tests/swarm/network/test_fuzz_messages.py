@@ -31,7 +31,7 @@ from bootstrap.audit.charges import OpenCharge
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
-from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
+from swarm.checkpoint.record import ArchivedFile, CheckpointRecord, CheckpointScores, Score
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.audit.ticket import Ticket
@@ -292,6 +292,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             (ArchivedFile("stage-0/state.bin", 99, bytes(32)),),
             signature=bytes(64),
         ),
+        CheckpointScores(chain.run_id, 8, (Score("arc_easy", "acc", 0.25),), signature=bytes(64)),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
         OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
         Fragment(3, 9),
