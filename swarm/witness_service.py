@@ -138,7 +138,7 @@ class WitnessService:
             run_id=self._run_id,
             stage=StageIndex(fields.integer("stage", high=1 << 16)),
             step=Step(fields.integer("step")),
-            coordinator=self._host,
+            host=self._host,
             run_key=self._run_key,
             num_parts=fields.integer("num_parts", high=1 << 16),
             phase_s=1.0,

@@ -221,7 +221,7 @@ class OurPeer:
             state_digest=bytes(32),
             members=members,
             leases=LeaseTable(),
-            coordinator=self._host,
+            host=self._host,
             run_key=self._host,
             neighbours=(),
             host_chain_end=self._host_chain.end,

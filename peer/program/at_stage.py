@@ -236,7 +236,7 @@ class PeerAtStage:
         self._witness = WitnessService(
             joined.run_id,
             own.identity,
-            chain.coordinator,
+            chain.host,
             chain.run_key,
             vote_log,
             self._is_of_stage,
