@@ -205,9 +205,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "a1722b9c39bd3be17ef7df01a001612a6985a5e591e069f85a7c2d5fe0fcc7e1"
+        == "7a57d0ea790dbd379e516748d11fcb6b6899f0a9a0fc6c8e0e928696213a8d99"
     )
-    assert genesis.name.hex() == "694324681e52fbcad34de903b514f9a2aa0521ab37d1a5f974dd9f40732fea1a"
+    assert genesis.name.hex() == "de3a0fcc6b0631d739a63d72c3de03a5d36363d4572b51401383d9aef519212d"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
