@@ -18,14 +18,14 @@ from peer.pipeline.stage_pass import Activation, StagePass
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex
+from swarm.core.ids import PeerId
 from swarm.core.pipeline.quickest import Quickest
 from swarm.core.pipeline.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.pipeline.exchanges import Exchange
-from verification.pipeline.headers import HopHeader, check_hop, gradient_parents
+from verification.pipeline.headers import HopHeader
 
 log = logging.getLogger(__name__)
 
@@ -223,29 +223,11 @@ class Downstream:
         if birth.kind != "train":
             return Answer(loss_sum, num_targets, None, None)
         answer_header = HopHeader.from_value(fields.message("header"))
-        forward_digest = header.digest()
+        answered = replace(exchange, gradient=answer_header, answer=reply.body)
 
         def check_and_decode() -> torch.Tensor:
-            check_hop(
-                answer_header,
-                birth,
-                reply.body,
-                sender=peer,
-                consumer=self._pass.identity.peer_id,
-                stage=StageIndex(self._pass.replica.stage + 1),
-                direction="gradient",
-                shape=tensors.shape,
-                codec=tensors.gradient_codec.name,
-                parents=gradient_parents(forward_digest, self._pass.replica.stage + 1, self._settings.model.num_stages),
-                delay=self._settings.delay_at(birth.step),
-            )
-            try:
-                return tensors.gradient(reply.body)
-            except RemoteError as error:
-                raise ViolationError(
-                    ProtocolViolation(message=answer_header, part=0, body=reply.body), error
-                ) from error
+            return self._pass.gradient_came(answered, peer)
 
         grad_y = await self._copies.run(Urgency.CODEC, check_and_decode, step=birth.step)
-        self._keep(replace(exchange, gradient=answer_header, answer=reply.body))
+        self._keep(answered)
         return Answer(loss_sum, num_targets, grad_y, answer_header)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from peer.state.replica import StageReplica
 from swarm.bulk_digest import bulk_digest
-from swarm.core.errors import LocalError, TransientError
-from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Work
 from swarm.core.settings import RunSettings
 from swarm.core.transfers import longest_way_s
@@ -25,7 +25,19 @@ from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
 from swarm.model.subspace import StageInput
 from swarm.model.tensor_pass import TensorPass
-from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
+from verification.pipeline.exchanges import Exchange
+from verification.pipeline.headers import (
+    BirthRecord,
+    Direction,
+    HopHeader,
+    Kind,
+    Parents,
+    check_hop,
+    forward_parents,
+    gradient_parents,
+    ids_bytes,
+)
 from verification.round.papers import Bytes, Papers
 
 log = logging.getLogger(__name__)
@@ -132,6 +144,36 @@ class StagePass:
             targets_BL=targets_BL,
         )
         return Born(unsigned.signed_by(self.identity), tokens_BL, targets_BL, self.settings.model.sends_ids)
+
+    # -- what comes ---------------------------------------------------------------------------------------
+
+    def opened(self, came: Exchange, sender: PeerId) -> tuple[StageInput, torch.Tensor]:
+        """x and the targets (B, L) of a call from the stage before, once all about them is as it must be.
+
+        Raises RemoteError for anything else; it is a ViolationError where the sender signed what does not decode.
+        """
+        birth, before = came.birth, StageIndex(self.replica.stage - 1)
+        codec = self.tensors.codec.name
+        self._check(
+            came.forward, came.activation, birth, sender, before, codec, forward_parents(birth.digest(), before)
+        )
+        unlike = birth.unlike(came.targets)
+        if unlike is not None:
+            raise RemoteError("digest", unlike, sender)
+        targets_BL = self.tensors.targets(came.targets)
+        birth.check_documents(targets_BL.numpy())
+        with _proven(came.forward, came.activation):
+            return self.tensors.x(came.activation, came.targets), targets_BL
+
+    def gradient_came(self, answered: Exchange, sender: PeerId) -> torch.Tensor:
+        """The gradient of y that a call to the next stage was answered with. Raises as `opened` does."""
+        header, after = answered.gradient, StageIndex(self.replica.stage + 1)
+        assert header is not None
+        codec, num_stages = self.tensors.gradient_codec.name, self.settings.model.num_stages
+        parents = gradient_parents(answered.forward.digest(), after, num_stages)
+        self._check(header, answered.answer, answered.birth, sender, after, codec, parents)
+        with _proven(header, answered.answer):
+            return self.tensors.gradient(answered.answer)
 
     # -- there --------------------------------------------------------------------------------------------
 
@@ -304,6 +346,31 @@ class StagePass:
 
     # -- within -------------------------------------------------------------------------------------------
 
+    def _check(
+        self,
+        header: HopHeader,
+        body: Bytes,
+        birth: BirthRecord,
+        sender: PeerId,
+        stage: StageIndex,
+        codec: str,
+        parents: Parents,
+    ) -> None:
+        """`check_hop` of what came to this peer from `sender` of `stage`."""
+        check_hop(
+            header,
+            birth,
+            body,
+            sender=sender,
+            consumer=self.identity.peer_id,
+            stage=stage,
+            direction="forward" if stage < self.replica.stage else "gradient",
+            shape=self.shape,
+            codec=codec,
+            parents=parents,
+            delay=self.settings.delay_at(birth.step),
+        )
+
     def _record(self, version: Version, papers: Papers) -> None:
         """(compute) A microbatch's gradient is in its step's sum, for these papers."""
         birth, replica = papers.birth, self.replica
@@ -324,6 +391,15 @@ class StagePass:
         parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
         body = memoryview(b"".join((encoded, targets)))
         return Activation(birth, version, parents, input_header, body, len(encoded), bulk_digest(encoded))
+
+
+@contextmanager
+def _proven(header: HopHeader, body: Bytes) -> Iterator[None]:
+    """What does not decode is proof against who signed for it."""
+    try:
+        yield
+    except RemoteError as error:
+        raise ViolationError(ProtocolViolation(message=header, part=0, body=body), error) from error
 
 
 @contextmanager

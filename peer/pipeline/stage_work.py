@@ -15,12 +15,11 @@ from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.passages import Arrival, Passed
 from peer.pipeline.screens import Screens
 from peer.pipeline.stage_pass import Activation, Born, LossPass, StagePass
-from swarm.core.errors import MemoryFullError, RemoteError, TransientError
-from swarm.core.ids import StageIndex, Step, Version
+from swarm.core.errors import MemoryFullError, TransientError
+from swarm.core.ids import Step, Version
 from swarm.model.stage import Saved, Weights
 from swarm.model.subspace import StageInput
-from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
-from verification.pipeline.headers import BirthRecord, check_hop, forward_parents
+from verification.pipeline.headers import BirthRecord
 
 log = logging.getLogger(__name__)
 
@@ -126,32 +125,8 @@ class StageWork:
     def opened(self, arrival: Arrival) -> tuple[StageInput, torch.Tensor]:
         """(copies) The activation and the targets, once all about them is as it must be."""
         self.check_permit()  # it may have waited long for the thread
-        sender, birth, header = arrival.sender, arrival.birth, arrival.header
-        tensors = self.stage_pass.tensors
-        check_hop(
-            header,
-            birth,
-            arrival.activation,
-            sender=sender,
-            consumer=self.stage_pass.identity.peer_id,
-            stage=StageIndex(self.replica.stage - 1),
-            direction="forward",
-            shape=tensors.shape,
-            codec=tensors.codec.name,
-            parents=forward_parents(birth.digest(), self.replica.stage - 1),
-            delay=self.settings.delay_at(birth.step),
-        )
-        unlike = birth.unlike(arrival.targets)
-        if unlike is not None:
-            raise RemoteError("digest", unlike, sender)
-        targets_BL = tensors.targets(arrival.targets)
-        birth.check_documents(targets_BL.numpy())
-        try:
-            x = tensors.x(arrival.activation, arrival.targets)
-        except RemoteError as error:
-            case = ProtocolViolation(message=header, part=0, body=arrival.activation)
-            raise ViolationError(case, error) from error
-        self._screens.check("activation_norm", sender, tensors.norm(x))
+        x, targets_BL = self.stage_pass.opened(arrival.exchange(), arrival.sender)
+        self._screens.check("activation_norm", arrival.sender, self.stage_pass.tensors.norm(x))
         return x, targets_BL
 
     def _check_open(self, birth: BirthRecord) -> None:

@@ -1,10 +1,11 @@
 """A microbatch's way through a line of peers, one of each stage, and its gradient's back; a line may be of one.
 
-Each peer does what the daemon's does, by the same `StagePass`; only calls are left out, and what a call's ends check.
+Each peer does what the daemon's does, checks of what came to it included, by the same `StagePass`; only calls are left
+out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -62,28 +63,36 @@ class _Sent:
     """Of x; None at the source."""
     activation: Activation
     saved: Saved
-    header: HopHeader
-    """Of the activation."""
+    call: Exchange
 
 
 def carry(
     line: Sequence[SimulatedPeer], number: MicrobatchId, step: Step, tokens_BL: Ids, targets_BL: Ids
 ) -> float | None:
-    """The sum of token losses; None if a peer on the way could make no finite message of what it was sent."""
+    """The sum of token losses; None if a peer on the way refused what it was sent, or could make no finite message of
+    it."""
     born = line[0].stage_pass.born(
         "train", number, attempt=0, step=step, era=0, tokens_BL=tokens_BL, targets_BL=targets_BL
     )
     try:
         sent: list[_Sent] = []
+        last = line[-1].stage_pass
         x: StageInput = torch.from_numpy(born.tokens_BL)
+        targets = last.tensors.targets(born.targets)
         header: HopHeader | None = None
         for peer, consumer in pairwise(line):
             activation, saved = peer.stage_pass.forward(born.birth, x, born.targets, header)
-            made = peer.stage_pass.forward_header(activation, consumer.peer_id)
-            sent.append(_Sent(peer, consumer, header, activation, saved, made))
-            x, header = consumer.stage_pass.tensors.x(activation.y, born.targets), made
-        last = line[-1].stage_pass
-        end = last.loss(born.birth, x, last.tensors.targets(born.targets), header)
+            call = Exchange(
+                birth=born.birth,
+                forward=peer.stage_pass.forward_header(activation, consumer.peer_id),
+                gradient=None,
+                activation=activation.y,
+                targets=activation.targets,
+                answer=b"",
+            )
+            sent.append(_Sent(peer, consumer, header, activation, saved, call))
+            (x, targets), header = consumer.stage_pass.opened(call, peer.peer_id), call.forward
+        end = last.loss(born.birth, x, targets, header)
         answered: tuple[HopHeader, memoryview] | None = None
         if header is None:
             line[-1].exchanges.keep_born(born.birth, born.targets)
@@ -92,7 +101,6 @@ def carry(
             answered = last.gradient_header(born.birth, end.version, end.gradient, header), end.gradient
         for one in reversed(sent):
             assert answered is not None
-            _keep(one, *answered)
             answered = _back(one, *answered)
     except (LocalError, RemoteError, TransientError):
         return None
@@ -116,24 +124,14 @@ def held_out_loss(line: Sequence[SimulatedPeer], batches: Sequence[tuple[Ids, Id
     return loss_sum / count
 
 
-def _keep(sent: _Sent, answer: HopHeader, gradient: memoryview) -> None:
-    """Both ends of the call keep it."""
-    exchange = Exchange(
-        birth=sent.activation.birth,
-        forward=sent.header,
-        gradient=answer,
-        activation=sent.activation.y,
-        targets=sent.activation.targets,
-        answer=gradient,
-    )
-    for either in (sent.peer, sent.consumer):
-        either.exchanges.keep(exchange)
-
-
 def _back(sent: _Sent, answer: HopHeader, grad_y_body: memoryview) -> tuple[HopHeader, memoryview] | None:
-    """Header and bytes of the gradient of x; none at the source."""
+    """Header and bytes of the gradient of x; none at the source. Both ends of the call keep it."""
     stage_pass, activation = sent.peer.stage_pass, sent.activation
-    grad_x = stage_pass.backward(activation, sent.saved, stage_pass.tensors.gradient(grad_y_body), answer)
+    answered = replace(sent.call, gradient=answer, answer=grad_y_body)
+    sent.consumer.exchanges.keep(answered)
+    grad_y = stage_pass.gradient_came(answered, sent.consumer.peer_id)
+    sent.peer.exchanges.keep(answered)
+    grad_x = stage_pass.backward(activation, sent.saved, grad_y, answer)
     if grad_x is None:
         return None
     assert sent.input_header is not None

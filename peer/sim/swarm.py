@@ -39,9 +39,9 @@ from verification.audit.standing import StandingTable
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges", "framing", "written_result")
-"""They lie in the directory, of which a simulated swarm has none: everybody knows who is there; or in what nobody takes
-and somebody else does instead, later: here nothing takes time."""
+NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges")
+"""They lie in the directory, of which a simulated swarm has none: everybody knows who is there; or bring charges, which
+are judged at once here."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Outcome:
     quarantined: tuple[PeerId, ...]
     audits: AuditCounts
     lost_microbatches: int
-    """A peer on the way could make no finite message of them."""
+    """A peer on the way refused what it was sent of them, or could make no finite message."""
     state_digests: tuple[bytes, ...] = field(repr=False)
     """Of each stage."""
 

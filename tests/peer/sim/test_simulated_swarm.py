@@ -160,8 +160,6 @@ LEFT_OUT = {
     "forged_records": "it lies in the directory, of which the virtual swarm has none: everybody knows who is there",
     "replayed_records": "it lies in the directory",
     "inflated_records": "it lies in the directory, and of how long work waits: work is dealt out, and waits for nobody",
-    "framing": "whoever gets its header refuses it: here a microbatch has no other way to go",
-    "written_result": "nobody votes for it, and another leads when it has waited: here time stands still",
     "charges": "it brings charges of which there is no case: here a case is judged at once",
 }
 UNHARMFUL = frozenset(
@@ -173,6 +171,8 @@ UNHARMFUL = frozenset(
         "omitting_reducer",  # whom it leaves out proves it by its own bytes: not simulated
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
+        "framing",  # whoever gets its header refuses it, and the microbatch is lost
+        "written_result",  # nobody votes for it, and another leads
         "grinding",  # nothing is drawn by what it writes; with another value than its chain has, it is left out
         "sybil_flood",  # nobody votes for a roster that names strangers
         "lying_juror",  # nobody is accused
@@ -225,6 +225,42 @@ def test_who_reduces_wrongly_is_found_at_its_first_turn_where_a_stage_has_few_pa
         assert roster.num_parts == 1
         turns += [roster.step] if liar in roster.reducers else []
     assert [(ban.peer_id, ban.kind, ban.step) for ban in swarm.outcome().bans] == [(liar, "reducer_fraud", turns[0])]
+
+
+def test_what_two_birth_records_stand_for_is_refused_and_nobody_is_credited_with_it() -> None:
+    swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(0, 2): f"framing@{BEGINS}"}, seed=0)
+    liar = swarm.peer(0, 2).peer_id
+    for step in range(BEGINS + 3):
+        lost = swarm.outcome().lost_microbatches
+        swarm.step()
+        done = {
+            stage.stage: {
+                work.microbatch_id for made in stage.rounds[Step(step)].roster.contributions for work in made.work
+            }
+            for stage in swarm.stages
+        }
+        assert done[0] == done[1], "what stage 1 refused is in no contribution to stage 0 either"
+        of_liar = [
+            work
+            for made in swarm.stages[0].rounds[Step(step)].roster.contributions
+            if made.peer_id == liar
+            for work in made.work
+        ]
+        assert bool(of_liar) == (step < BEGINS)
+        assert (swarm.outcome().lost_microbatches > lost) == (step >= BEGINS)
+
+
+def test_where_who_leads_writes_into_the_result_another_leads() -> None:
+    swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): f"written_result@{BEGINS}"}, seed=0)
+    liar, stage, written = swarm.peer(1, 2).peer_id, swarm.stages[1], 0
+    for step in range(20):
+        leads = stage.chain.facts(swarm.settings, num_parts=1, phase_s=1.0).leader_of(0) == liar
+        swarm.step()
+        result = stage.rounds[Step(step)].outcome.result
+        written += step >= BEGINS and leads
+        assert (result.roster.view > 0) == (step >= BEGINS and leads)
+        assert all(part.squares < strengths.WRITTEN_SQUARES for part in result.parts)
+    assert written > 1
 
 
 def test_a_grinding_member_gets_what_it_would_get_anyway_and_one_step_in_eight_nothing() -> None:
