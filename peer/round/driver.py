@@ -369,8 +369,7 @@ class RoundDriver:
         self, state: StepState, accumulation: Accumulation
     ) -> tuple[tuple[Work, ...], tuple[Papers | None, ...]]:
         """The work that this peer says is in its contribution, and what it shows for each entry."""
-        in_order = accumulation.window is not None  # what was done on which weights follows from it
-        work = tuple(accumulation.work[key] for key in (accumulation.work if in_order else sorted(accumulation.work)))
+        work = accumulation.listed()
         return work, tuple(accumulation.papers.get(item.microbatch_id) for item in work)
 
     async def _contribute(self, state: StepState) -> None:

@@ -115,7 +115,7 @@ class StageAudits:
         if drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor)):
             yield None
         rate = microbatch_rate(replicas, self._budget, factor=factor)
-        for place, work in enumerate(made.work):
+        for place, work in enumerate(made.work if self.stage.settings.model.num_stages > 1 else ()):  # else no hops
             if hop_draw(reveal, work.microbatch_id, auditor=who, target=target).hits_hop(rate):
                 yield place
 

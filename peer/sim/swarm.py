@@ -154,13 +154,14 @@ class SimulatedSwarm:
         """The step's microbatches, by the peers that are left; nats a token."""
         rng = random.Random(f"{self._seed}/{step}")
         live = [self._live(stage) for stage in self.stages]
-        each = self.settings.microbatches_per_step
+        settings = self.settings
+        num_lines = settings.microbatches_of_one * (len(live[0]) if settings.has_windows else 1)
         orders = [rng.sample(peers, len(peers)) for peers in live]
-        lines = [[order[number % len(order)] for order in orders] for number in range(each)]
+        lines = [[order[number % len(order)] for order in orders] for number in range(num_lines)]
         leased = {peer.peer_id: iter(self.stages[0].chain.leases.ids_of(peer.peer_id)) for peer in live[0]}
         ids = [next(leased[line[0].peer_id]) for line in lines]
         loss_sum, done = 0.0, 0
-        for number in rng.sample(range(each), each):
+        for number in rng.sample(range(num_lines), num_lines):
             microbatch = ids[number]
             batch = self._tiny.batch(microbatch, seed=self._seed)
             found = carry(lines[number], microbatch, step, *batch)

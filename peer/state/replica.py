@@ -66,6 +66,10 @@ class Accumulation:
             return self.gradient.quotient_of(where)
         return self.window.values(where), np.float32(1.0)
 
+    def listed(self) -> tuple[Work, ...]:
+        """What a contribution says was done; in a window as it came, for on which weights follows from the order."""
+        return tuple(self.work[key] for key in (self.work if self.window is not None else sorted(self.work)))
+
     def leave_out_the_rest(self) -> None:
         """Of a window that is cut short: what is in no inner step that was taken."""
         for number in list(self.work)[self.num_whole :]:
