@@ -14,7 +14,7 @@ from swarm.checkpoint import record as checkpoint_record
 from swarm.core.audit import chance, ticket
 from swarm.core.canonical import Value
 from swarm.core.directory import posting
-from swarm.core.forms import Each, Form, Items, Maybe, Nested
+from swarm.core.forms import Each, Either, Form, Items, Maybe, Nested
 from swarm.core.layout import Slot, layout_of
 from swarm.core.record import Record, Row, Signed, SignedOnce, SignedValue
 from swarm.core.round import ballots, basis, contribution, words
@@ -141,6 +141,8 @@ def _held(value: Any, path: Path, form: Form) -> Iterator[Site]:
     elif isinstance(form, Nested):
         if hasattr(form.kind, "KIND"):
             yield from _within(value, path, form.kind)
+    elif isinstance(form, Either) and isinstance(value, list) and value and value[0] in form.kinds:
+        yield from _held(value[1], (*path, 1), Nested(form.kinds[value[0]]))
     elif isinstance(form, Items) and isinstance(value, list):
         for at, one in enumerate(value):
             yield from _held(one, (*path, at), form.item)

@@ -20,7 +20,7 @@ from swarm.checkpoint.record import CheckpointRecord, CheckpointScores
 from swarm.core.ids import PeerId
 from verification.audit.evidence import SUFFIX
 from verification.audit.verdicts import Ban, Quarantine
-from verification.replay.evidence_file import Word
+from verification.replay.evidence_file import SignedVerdict
 
 MAX_POINTS = 400
 MAX_LEADERS = 50
@@ -201,9 +201,9 @@ class Dashboard(Collector):
         """What the run key has signed of a peer that is out, beside the settings it has signed."""
         held = self._host.books.verdicts.get(PeerId(peer), {})
         if "ban" in held:
-            return Word(self._run.signed, Ban.from_value(held["ban"])).to_bytes()
+            return SignedVerdict(self._run.signed, Ban.from_value(held["ban"])).to_bytes()
         if "quarantine" in held:
-            return Word(self._run.signed, Quarantine.from_value(held["quarantine"])).to_bytes()
+            return SignedVerdict(self._run.signed, Quarantine.from_value(held["quarantine"])).to_bytes()
         return None
 
     def _checkpoints(self) -> list[dict[str, Any]]:

@@ -145,11 +145,11 @@ async def fetched(page: str, peer: "PeerId", file: Path, *, run_key: "PeerId") -
     """Bytes of the evidence, now in `file`. Raises RemoteError for another than was signed, TransientError where it
     does not come."""
     from swarm.network.services.web_client import WebClient
-    from verification.replay.evidence_file import MAX_WORD_BYTES, Word, write_evidence
+    from verification.replay.evidence_file import MAX_WORD_BYTES, SignedVerdict, write_evidence
 
     async with WebClient(page) as client:
         said = await client.read(f"/verdict/{peer}", max_bytes=MAX_WORD_BYTES)
-        word = Word.from_bytes(said, peer=peer, run_key=run_key)
+        word = SignedVerdict.from_bytes(said, peer=peer, run_key=run_key)
         digest, largest = word.verdict.evidence_digest, word.largest_bytes
         pieces = client.pieces(f"/evidence/{digest.hex()}", max_bytes=largest)
         return await write_evidence(pieces, file, digest=digest, max_bytes=largest)

@@ -5,7 +5,7 @@ A form reads one value and writes it. Where a value is in a message is said by w
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, Self, TypeAlias
@@ -114,6 +114,23 @@ class Nested(Form):
 
     def writer(self, *, shallow: bool) -> Writer | None:
         return self.kind.writer(shallow=shallow)
+
+
+class Either(Form):
+    """A record of one of several kinds: a pair of its kind's word and itself."""
+
+    def __init__(self, kinds: Mapping[str, type[Wire]]) -> None:
+        self.kinds = dict(kinds)
+        self._words = {kind: word for word, kind in kinds.items()}
+        self._pair = Each((OneOf(tuple(kinds)), Form()))
+
+    def read(self, value: Value, place: str) -> Wire:
+        word, record = self._pair.read(value, place)
+        return self.kinds[word].from_value(record)
+
+    def writer(self, *, shallow: bool) -> Writer | None:
+        writers = {kind: kind.writer(shallow=shallow) for kind in self._words}
+        return lambda held: [self._words[type(held)], writers[type(held)](held)]
 
 
 class Items(Form):

@@ -78,15 +78,12 @@ class SignedRun(Signed, kind="run"):
     def signed_value(self) -> Value:
         return [self.run_key, self.settings]
 
-    @classmethod
-    def from_value(cls, value: Value) -> Self:
-        """Raises RemoteError unless settings and amendments are signed by the key that is named."""
-        made = super().from_value(value)
-        made.check()
-        return made
+    def _check_fields(self) -> None:
+        self.check()
 
     def check(self) -> None:
-        """Raises RemoteError unless the run key signed the settings, and the amendments one after the other."""
+        """Raises RemoteError unless the run key signed the settings, and the amendments one after the other; nothing
+        else is ever read."""
         if not verify(self.run_key, self.signed_bytes(), self.signature):
             raise RemoteError("signature", "the run's settings are not signed by the run key", self.run_key)
         before, since = NOTHING_BEFORE, 0

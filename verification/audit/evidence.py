@@ -11,13 +11,15 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.forms import Digest, Form, Integer, StageNumber
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.layout import AtMost
+from swarm.core.record import Record, Row
 from swarm.core.settings import RunSettings
 from swarm.manifest.signed_run import SignedRun
 
@@ -99,42 +101,36 @@ class Evidence:
         if head_bytes > min(MAX_HEAD_BYTES, len(view) - start - 32):
             raise _unfit(f"head of {head_bytes} bytes in a file of {len(view)}")
         try:
-            head = unpack(view[start : start + head_bytes], max_bytes=MAX_HEAD_BYTES)
+            head = _Head.from_value(unpack(view[start : start + head_bytes], max_bytes=MAX_HEAD_BYTES))
             made = cls._of_head(head, view[start + head_bytes : -32])
         except RemoteError as error:
             raise _unfit(str(error)) from error
         return made
 
     @classmethod
-    def _of_head(cls, head: Value, body: memoryview) -> "Evidence":
-        fields = Fields("evidence", head)
-        if fields.integer("format") != FORMAT:
+    def _of_head(cls, head: "_Head", body: memoryview) -> "Evidence":
+        if head.format != FORMAT:
             raise _unfit(f"another format than {FORMAT}, which this program reads")
-        kind = fields.text("kind")
-        if kind not in KINDS:
-            raise _unfit(f"kind is {kind[:20]!r}, not one of {', '.join(KINDS)}")
-        listed = fields.items("blobs", _blob_entry, max_items=MAX_BLOBS)
         blobs: list[Bytes] = []
         at = 0
-        for size, _ in listed:
-            if size > len(body) - at:
-                raise _unfit(f"blob {len(blobs)} of {size} bytes, {len(body) - at} left")
-            blobs.append(body[at : at + size])
-            at += size
+        for entry in head.blobs:
+            if entry.size > len(body) - at:
+                raise _unfit(f"blob {len(blobs)} of {entry.size} bytes, {len(body) - at} left")
+            blobs.append(body[at : at + entry.size])
+            at += entry.size
         if at != len(body):
             raise _unfit(f"{len(body) - at} bytes after the last blob")
         made = cls(
-            kind=kind,
-            accused=fields.peer("accused"),
-            stage=StageIndex(fields.integer("stage", high=1 << 16)),
-            version=Version(fields.integer("version")),
-            run=SignedRun.from_value(fields.message("run")),
-            facts=fields.message("facts"),
+            kind=head.kind,
+            accused=head.accused,
+            stage=head.stage,
+            version=head.version,
+            run=head.run,
+            facts=head.facts,
             blobs=tuple(blobs),
         )
-        fields.done()
-        for number, ((_, wanted), found) in enumerate(zip(listed, made.blob_digests, strict=True)):
-            if found != wanted:
+        for number, (entry, found) in enumerate(zip(head.blobs, made.blob_digests, strict=True)):
+            if found != entry.digest:
                 raise _unfit(f"blob {number} differs from its BLAKE3")
         return made
 
@@ -147,20 +143,18 @@ class Evidence:
 
     def _open_chunks(self) -> Iterator[Bytes]:
         """All but the closing SHA-256."""
-        blobs: list[Value] = [[len(blob), found] for blob, found in zip(self.blobs, self.blob_digests, strict=True)]
-        head = pack(
-            {
-                "format": FORMAT,
-                "kind": self.kind,
-                "accused": self.accused,
-                "stage": self.stage,
-                "version": self.version,
-                "run": self.run.to_value(),
-                "facts": self.facts,
-                "blobs": blobs,
-            }
+        head = _Head(
+            format=FORMAT,
+            kind=self.kind,
+            accused=self.accused,
+            stage=self.stage,
+            version=self.version,
+            run=self.run,
+            facts=self.facts,
+            blobs=tuple(_Blob(len(blob), found) for blob, found in zip(self.blobs, self.blob_digests, strict=True)),
         )
-        yield MAGIC + struct.pack("<I", len(head)) + head
+        packed = pack(head.to_value())
+        yield MAGIC + struct.pack("<I", len(packed)) + packed
         yield from self.blobs
 
 
@@ -176,9 +170,24 @@ def check_head(evidence: Evidence, kind: Kind, *, accused: PeerId, stage: StageI
             raise _unfit(f"head's {name} is {found}, its facts say {wanted}")
 
 
-def _blob_entry(value: Value) -> tuple[int, bytes]:
-    fields = Fields.of_list("blob", value, "size", "digest")
-    return fields.integer("size", high=MAX_EVIDENCE_BYTES), fields.octets("digest", length=32)
+@dataclass(frozen=True)
+class _Blob(Row, kind="blob"):
+    size: Annotated[int, Integer(high=MAX_EVIDENCE_BYTES)]
+    digest: Digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head(Record, kind="evidence"):
+    """A file's, as it is written."""
+
+    format: int
+    kind: Kind
+    accused: PeerId
+    stage: StageNumber
+    version: Version
+    run: SignedRun
+    facts: Annotated[Any, Form()]
+    blobs: Annotated[tuple[_Blob, ...], AtMost(MAX_BLOBS)]
 
 
 def _unfit(message: str) -> RemoteError:

@@ -10,14 +10,15 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from swarm.averaging.parts import LARGEST_PART_VALUES
 from swarm.checkpoint.transfer import MAX_STATE_BYTES_PER_VALUE
-from swarm.core.canonical import Value, pack, unpack
+from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.forms import Either
 from swarm.core.ids import PeerId, StageIndex
+from swarm.core.record import Record
 from swarm.core.settings import RunSettings
 from swarm.disk.mapped_file import mapped
 from swarm.host_protocol import max_exhibit_bytes
@@ -54,35 +55,26 @@ def largest_evidence_bytes(settings: RunSettings) -> int:
 
 
 @dataclass(frozen=True)
-class Word:
+class SignedVerdict(Record, kind="verdict of a run"):
     """A verdict, beside the settings of its run: both signed by the run key."""
 
     run: SignedRun
-    verdict: Ban | Quarantine
+    verdict: Annotated[Ban | Quarantine, Either({"ban": Ban, "quarantine": Quarantine})]
 
     def to_bytes(self) -> bytes:
-        is_ban = isinstance(self.verdict, Ban)
-        held: dict[str, Value] = {
-            "run": self.run.to_value(),
-            "ban": self.verdict.to_value() if is_ban else None,
-            "quarantine": None if is_ban else self.verdict.to_value(),
-        }
-        return pack(held)
+        return pack(self.to_value())
 
     @classmethod
     def from_bytes(cls, data: bytes, *, peer: PeerId, run_key: PeerId) -> Self:
         """Raises RemoteError unless this run key has signed both, and the verdict is on this peer, of this run."""
-        fields = Fields("word on a peer", unpack(data, max_bytes=MAX_WORD_BYTES))
-        run = SignedRun.from_value(fields.message("run"))
-        ban, quarantine = fields.maybe("ban", Ban.from_value), fields.maybe("quarantine", Quarantine.from_value)
-        fields.done()
-        verdict = ban or quarantine
-        if verdict is None or verdict.peer_id != peer:
-            raise RemoteError("verdict", f"no verdict on {peer}")
+        made = cls.from_value(unpack(data, max_bytes=MAX_WORD_BYTES))
+        run, verdict = made.run, made.verdict
+        if verdict.peer_id != peer:
+            raise RemoteError("verdict", f"a verdict on {verdict.peer_id}, not on {peer}")
         if run.run_key != run_key:
             raise RemoteError("verdict", f"a run under key {run.run_key}, not {run_key}")
         verdict.check(run.run_id, run_key)
-        return cls(run, verdict)
+        return made
 
     @property
     def largest_bytes(self) -> int:

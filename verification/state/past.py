@@ -1,29 +1,27 @@
 """A stage's way to a version, shown: a beginning signed by the run key, and certified results since."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated
 
-from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
-from swarm.core.forms import Wire
+from swarm.core.forms import Either
+from swarm.core.layout import AtMost
+from swarm.core.record import Record
 from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import verify
 from swarm.manifest.signed_run import SignedRun
 from verification.state.anchor import Anchor
 
-Beginning: TypeAlias = Anchor | Genesis
-
 MAX_RESULTS = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past(Wire):
+class Past(Record):
     """What everyone who has the run key's peer id can fold to the same chain."""
 
-    beginning: Beginning
-    results: tuple[Result, ...] = ()
+    beginning: Annotated[Anchor | Genesis, Either({"anchor": Anchor, "genesis": Genesis})]
+    results: Annotated[tuple[Result, ...], AtMost(MAX_RESULTS)] = ()
     """Of the rounds since, in order."""
 
     def first_chain(self, run: SignedRun) -> StageChain:
@@ -41,27 +39,3 @@ class Past(Wire):
         if not verify(run_key, beginning.signed_bytes(), beginning.signature):
             raise RemoteError("anchor", f"the genesis of stage {beginning.stage} is not signed by the run key")
         return StageChain.begin(beginning, run.in_force)
-
-    def to_value(self) -> Value:
-        return {
-            "by": self.beginning.DOMAIN,
-            "beginning": self.beginning.to_value(),
-            "results": [result.to_value() for result in self.results],
-        }
-
-    @classmethod
-    def from_value(cls, value: Value) -> "Past":
-        """Raises RemoteError("malformed")."""
-        fields = Fields("past", value)
-        by = fields.text("by")
-        if by not in _BEGINNINGS:
-            raise RemoteError("malformed", f"past begins with {by[:20]!r}, not {' or '.join(_BEGINNINGS)}")
-        made = cls(
-            beginning=_BEGINNINGS[by].from_value(fields.message("beginning")),
-            results=fields.items("results", Result.from_value, max_items=MAX_RESULTS),
-        )
-        fields.done()
-        return made
-
-
-_BEGINNINGS: dict[str, type[Anchor] | type[Genesis]] = {Anchor.DOMAIN: Anchor, Genesis.DOMAIN: Genesis}

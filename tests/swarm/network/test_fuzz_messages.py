@@ -78,6 +78,7 @@ from verification.audit.owed import OwedAudit
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
+from verification.replay.evidence_file import SignedVerdict
 from verification.replay.judge import judge
 
 ROOMS = ("swarm", "verification", "peer", "bootstrap")
@@ -229,6 +230,8 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Ban(*charge, signature=bytes(64)),
         Quarantine(*charge, (vote, vote)),
         Quarantine(*charge, signature=bytes(64)),
+        SignedVerdict(shown.signed, Ban(*charge, signature=bytes(64))),
+        SignedVerdict(shown.signed, Quarantine(*charge, (vote, vote))),
         Pardon(chain.run_id, shown.accused, Version(3), False, signature=bytes(64)),
         Ending(chain.run_id, 0, Version(3), packed_changes({"optimizer.total_steps": 9}), signature=bytes(64)),
         Amendment(
