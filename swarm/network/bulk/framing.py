@@ -125,7 +125,7 @@ async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, window_
         nonlocal came
         came = num_bytes
 
-    async with _alive(stream, len(meta) + len(body), window_s, lambda: came + waiting_bytes(stream)):
+    async with _alive(len(meta) + len(body), window_s, lambda: came + waiting_bytes(stream)):
         await receive_into(stream, memoryview(meta), on_progress=on_progress)
         read = decode_meta(meta)
         came = len(meta)
@@ -137,14 +137,14 @@ async def send(stream: Stream, head: bytes, body: memoryview, *, window_s: float
     """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes too little."""
     sending = Sending(stream, head, body)
     try:
-        async with _alive(stream, len(head) + len(body), window_s, lambda: sending.sent_bytes - unsent_bytes(stream)):
+        async with _alive(len(head) + len(body), window_s, lambda: sending.sent_bytes - unsent_bytes(stream)):
             await sending.wait()
     finally:
         sending.stop()
 
 
 @contextlib.asynccontextmanager
-async def _alive(stream: Stream, num_bytes: int, window_s: float, came: Callable[[], int]) -> AsyncIterator[None]:
+async def _alive(num_bytes: int, window_s: float, came: Callable[[], int]) -> AsyncIterator[None]:
     """Ends what is in it with TimeoutError once the transfer of so many bytes is given up; `came`: those that moved."""
     loop = asyncio.get_running_loop()
     transfer = Transfer(num_bytes, loop.time(), window_s=window_s)
