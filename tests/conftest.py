@@ -1,5 +1,6 @@
 """How the tests are dealt out to workers, and fixtures that several test files share."""
 
+import gc
 import os
 import random
 import secrets
@@ -7,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+import torch
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from peer.sim import TinyRun
@@ -43,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The seed is chosen before workers are started: they are given it."""
+    """The seed is chosen before workers are started: they are given it. Models here are so small that a second thread
+    of torch's costs more than it computes, and under load each of its turns is waited for."""
+    torch.set_num_threads(1)
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
 
@@ -80,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("processes") is not None:
             item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
+
+
+def pytest_collection_finish() -> None:
+    """What libraries and test files have loaded is not looked through again for rings."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

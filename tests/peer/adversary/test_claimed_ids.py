@@ -111,6 +111,13 @@ def see_all_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_claimed_microbatches_weigh_nothing_and_cost_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    costs_the_others_nothing(play(tmp_path, "claimed_ids", stage=1, monkeypatch=monkeypatch))
+
+
+@pytest.mark.soak
+def test_where_microbatches_are_claimed_the_model_learns_as_in_honest_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ends of honest runs this short lie 1 % apart, so two of each are compared."""
     honest = [play(tmp_path / f"honest-{run}", None, stage=1, monkeypatch=monkeypatch).end for run in range(2)]
     runs = [play(tmp_path / f"attacked-{run}", "claimed_ids", stage=1, monkeypatch=monkeypatch) for run in range(2)]
@@ -130,6 +137,7 @@ def costs_the_others_nothing(attacked: Run) -> None:
         assert not {one.peer_id for one in result.roster.leaves} - {attacked.liar}
 
 
+@pytest.mark.soak
 def test_where_nobody_looks_the_same_liar_has_most_of_its_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

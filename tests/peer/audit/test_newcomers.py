@@ -60,8 +60,9 @@ def test_a_newcomer_trains_once_its_replays_agree(tmp_path: Path, stage: int) ->
     asyncio.run(train())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("device", OTHERS)
-@pytest.mark.parametrize("places", [pytest.param(range(1, 9, 2), marks=pytest.mark.soak), (2,)])
+@pytest.mark.parametrize("places", [range(1, 9, 2), (2,)])
 def test_a_newcomer_is_promoted_by_members_on_other_devices(tmp_path: Path, places: Sequence[int], device: str) -> None:
     def device_of(stage: int, index: int) -> str:
         return device if index in places else "cpu"

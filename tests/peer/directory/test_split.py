@@ -160,6 +160,7 @@ def run_and_restart(zygote: Zygote, root: Path, *, victim: str, moment: str, cou
     assert zygote.leftovers() == []
 
 
+@pytest.mark.soak
 def test_a_peer_restarted_in_mid_round_is_never_taken_for_an_equivocator(zygote: Zygote, tmp_path: Path) -> None:
     run_and_restart(zygote, tmp_path, victim="p0a", moment="ballot", count=3)
 

@@ -203,22 +203,29 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
     ],
 )
 def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
+    watched, steps = Watched(), 24
     tables: dict[str, Any] = {
         "run": {"trust": "public"},
         "audits": {"contribution_budget": 8.0},
         "limits": {"founders_per_stage": 3},
-        "optimizer": {"total_steps": 24},
+        "optimizer": {"total_steps": steps},
     }
 
-    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
-        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,), attacks={(0, 2): attack}) as swarm:
-            return swarm, await swarm.finished()
+    def banned(swarm: InProcessSwarm) -> list[dict[str, Any]]:
+        return [event for event in swarm.events if event["event"] == "banned"]
 
-    swarm, report = asyncio.run(train())
+    async def train() -> InProcessSwarm:
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,), attacks={(0, 2): attack}) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until(lambda: swarm.has_ended() or bool(banned(swarm)), timeout_s=60.0)
+            await swarm.until_version(min(swarm.host.progress.done_versions() + 2, steps), timeout_s=60.0)
+            return swarm
+
+    swarm = asyncio.run(train())
     liar = identity_of(2).peer_id
-    banned = [event for event in swarm.events if event["event"] == "banned"]
-    assert [event["peer_id"] for event in banned] == [liar]
-    verdict = judge(evidence_in(Path(banned[0]["evidence"])), run_key=swarm.run.run_key.peer_id)
+    (ban,) = banned(swarm)
+    assert ban["peer_id"] == liar
+    verdict = judge(evidence_in(Path(ban["evidence"])), run_key=swarm.run.run_key.peer_id)
     assert verdict.guilty
     assert verdict.accused == liar
-    assert len(set(report["state_digests"]["0"].values())) == 1
+    assert all(len(digests) == 1 for digests in watched.digests.values())

@@ -63,16 +63,10 @@ def test_members_die_and_come_and_all_of_a_step_is_done_again_that_died_with_the
     assert all(len(ids) >= 8 for ids in report["microbatches"].values()), report["microbatches"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "attack",
-    [
-        "sign_flip@3",
-        pytest.param("label_flip@3", marks=pytest.mark.soak),
-        pytest.param("copied_gradient@3", marks=pytest.mark.soak),
-        pytest.param("dropped_batch@3", marks=pytest.mark.soak),
-        pytest.param("copied_papers@3", marks=pytest.mark.soak),
-        pytest.param("withholding@3", marks=pytest.mark.soak),
-    ],
+    ["sign_flip@3", "label_flip@3", "copied_gradient@3", "dropped_batch@3", "copied_papers@3", "withholding@3"],
 )
 def test_a_liar_is_put_out_when_replicas_replay_its_contribution(tmp_path: Path, attack: str) -> None:
     tables: dict[str, Any] = {

@@ -64,7 +64,7 @@ def run_and_kill(zygote: Zygote, root: Path, *, stage: int, moment: str, count: 
         pytest.param(1, "loss", 9, 0, marks=pytest.mark.soak),
         pytest.param(1, "part", 2, 0, marks=pytest.mark.soak),
         (0, "result", 2, 1),
-        (1, "snapshot", 1, 0),
+        pytest.param(1, "snapshot", 1, 0, marks=pytest.mark.soak),
     ],
 )
 def test_a_run_survives_a_peer_killed(

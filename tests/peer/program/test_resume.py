@@ -49,6 +49,7 @@ def test_a_run_goes_on_from_what_its_peers_hold_after_everything_was_killed(zygo
     assert zygote.leftovers() == []
 
 
+@pytest.mark.soak
 def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote: Zygote, tmp_path: Path) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=1) as swarm:
         swarm.start_host()

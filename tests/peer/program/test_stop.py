@@ -54,7 +54,8 @@ def run_and_stop(zygote: Zygote, root: Path, *, stage: int, moment: str, count: 
     assert zygote.leftovers() == []
 
 
-@pytest.mark.parametrize(("stage", "moment"), [(0, "committed"), pytest.param(1, "part", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("stage", "moment"), [(0, "committed"), (1, "part")])
 def test_a_round_ends_in_time_when_a_member_stands_still(
     zygote: Zygote, tmp_path: Path, stage: int, moment: str
 ) -> None:

@@ -180,7 +180,7 @@ def check_losses(trained: Trained) -> None:
     assert trained.report["held_out_loss"]["end"] == pytest.approx(trained.reference.held_out_loss, abs=LOSS_BAR)
 
 
-@pytest.fixture(scope="module", params=sorted(OPTIMIZERS))
+@pytest.fixture(scope="module", params=["adamw", pytest.param("sgd", marks=pytest.mark.soak)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained(tmp_path_factory.mktemp(request.param), OPTIMIZERS[request.param])
 

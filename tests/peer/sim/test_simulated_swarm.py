@@ -58,7 +58,14 @@ def test_peers_that_compute_sample_by_sample_and_those_that_do_not_agree_in_audi
     assert outcome.audits.largest_honest_share <= 0.3
 
 
-@pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@5"), (0, "activation_noise@4")])
+@pytest.mark.parametrize(
+    ("stage", "attack"),
+    [
+        (1, "sign_flip@4"),
+        pytest.param(0, "stale_weights@5", marks=pytest.mark.soak),
+        pytest.param(0, "activation_noise@4", marks=pytest.mark.soak),
+    ],
+)
 def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack: str) -> None:
     outcome = outcome_of({(stage, 2): attack}, steps=11)
     assert banned(outcome) == [(stage, 2)], outcome
@@ -194,11 +201,30 @@ OTHERWISE: dict[str, dict[str, Any]] = {"row_bias": {"vocab_size": 1024}} | dict
 """What an attack needs: rows that no token touches, and no block of an int8 wire with them; or windows."""
 
 
+ALIKE = frozenset(
+    {
+        "sign_flip_1000",  # as sign_flip, and next to it ipm: the same gradient by another factor
+        "ipm",
+        "activation_swap",  # as activation_negate: hops that are wrong as a whole
+        "activation_zeros",
+        "gradient_swap",  # as gradient_negate
+        "gradient_zeros",
+        "lazy_window_20",  # as lazy_window_10, the smallest lie of these
+        "lazy_window_30",
+        "lazy_window_50",
+        "lazy_window_90",
+    }
+)
+"""Found in the same way as others, which `make test` has."""
+
+
 def stage_for(kind: str) -> int:
     return 1 if Attack(kind).works_in(1, 2) else 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in ALIKE else ()) for kind in KINDS]
+)
 def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_peer(kind: str) -> None:
     stage = stage_for(kind)
     attacks = {(stage, 2): f"{kind}@{BEGINS}"}

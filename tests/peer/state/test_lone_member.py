@@ -6,13 +6,11 @@ from pathlib import Path
 from swarm.core.ids import Step
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
-STEPS = 24
 
-
-def manifest() -> str:
+def manifest(steps: int) -> str:
     return manifest_of(
-        optimizer={"total_steps": STEPS},
-        checkpoint={"every_steps": STEPS, "snapshot_every": STEPS},
+        optimizer={"total_steps": steps},
+        checkpoint={"every_steps": steps, "snapshot_every": steps},
         limits={"founders_per_stage": 1},
         deadlines={"call_s": 1.0},
     )
@@ -26,7 +24,7 @@ async def ended_equal(swarm: InProcessSwarm) -> None:
 
 def test_within_a_step_whose_work_is_lost_with_it(tmp_path: Path) -> None:
     async def play() -> None:
-        async with swarm_in_process(manifest(), tmp_path, peers=(2, 1)) as swarm:
+        async with swarm_in_process(manifest(10), tmp_path, peers=(2, 1)) as swarm:
             lone = swarm.of_stage(1)[0]
             await swarm.until_version(3)
             async with asyncio.timeout(30.0):
@@ -43,7 +41,7 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
     """No state is anchored but the first: the other can only take the results of before the death."""
 
     async def play() -> None:
-        async with swarm_in_process(manifest(), tmp_path, peers=(1, 2)) as swarm:
+        async with swarm_in_process(manifest(24), tmp_path, peers=(1, 2)) as swarm:
             first, (lone, behind) = swarm.of_stage(0)[0], swarm.of_stage(1)
             both = {lone.peer_id, behind.peer_id}
             await swarm.until(
