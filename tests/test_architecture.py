@@ -260,7 +260,8 @@ def _is_field(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def functions_of(source: str) -> set[str]:
     """Names of the functions and methods that are defined in it, but for those that are read like a field."""
-    return {n.name for n in nodes_of(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_field(n)}
+    functions = (n for n in nodes_of(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {function.name for function in functions if not _is_field(function)}
 
 
 def fields_of(source: str) -> set[str]:
