@@ -35,10 +35,12 @@ NEED_NAMESPACES = (
 NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
+    "benchmarks.homes.bulk",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
     "benchmarks.outer_steps",
     "benchmarks.owner.leave",
+    "benchmarks.owner.limits",
     "benchmarks.owner.memory",
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
