@@ -9,7 +9,7 @@ exact Muon, by `torch.optim.Muon` beside `torch.optim.AdamW`, and by the swarm's
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +106,13 @@ def _cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-def manifest_text(steps: int, learning_rate: float) -> str:
+SMOKE: dict[str, dict[str, Any]] = {
+    "data": {"max_text_mb": 1, "sequence_length": 64},
+    "batch": {"microbatch_size": 2, "target_tokens": 256},
+}
+
+
+def manifest_text(steps: int, learning_rate: float, more: Mapping[str, Mapping[str, Any]]) -> str:
     given: dict[str, dict[str, Any]] = {
         "model": {"stages": 1},
         "optimizer": {
@@ -117,7 +123,7 @@ def manifest_text(steps: int, learning_rate: float) -> str:
             "decay_steps": steps // 5,
         },
     }
-    return default_manifest_text(given)
+    return default_manifest_text({**given, **more})
 
 
 @click.command()
@@ -131,10 +137,10 @@ def main(steps: int, learning_rate: float, evaluate_tokens: int, smoke: bool, as
     bound_pools(1)  # before torch is first imported
     shapes = [(64, 256)] if smoke else [(2048, 2048), (2048, 8192)]
     if smoke:
-        steps, evaluate_tokens = 2, 4096
+        steps, evaluate_tokens = 2, 512
     with tempfile.TemporaryDirectory() as scratch:
         manifest = Path(scratch) / "run.toml"
-        manifest.write_text(manifest_text(steps, learning_rate))
+        manifest.write_text(manifest_text(steps, learning_rate, SMOKE if smoke else {}))
         run = load_run(manifest_path=manifest, run_dir=None, scratch=Path(scratch))
         muon = ours(with_optimizer(run, "muon"), evaluate_tokens=evaluate_tokens)
         torch_muon = torchs(with_optimizer(run, "muon"), evaluate_tokens=evaluate_tokens)

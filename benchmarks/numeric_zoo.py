@@ -43,11 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="a line for each microbatch that is done; they are not done again")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no microbatch after so many")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--smoke", action="store_true", help="one microbatch among three classes: does it run?")
     chosen = parser.parse_args(arguments)
-    if chosen.smoke:
-        chosen.microbatches, chosen.depths, chosen.scenes, chosen.dtypes = 1, [1], ["fresh"], ["bf16"]
-        chosen.classes = ["native", "tensor-16", "plain-attention"]
     begun, done = time.monotonic(), _kept(chosen.keep)
     for unit in units(chosen):
         if unit in done:

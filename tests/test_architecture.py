@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,28 @@ WORDY = "this is where"
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """All of its tree, the module first."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_forgotten() -> Iterator[None]:
+    yield
+    nodes_of.cache_clear()
+
+
+def tree_of(source: str) -> ast.Module:
+    tree = nodes_of(source)[0]
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
 def violations(path: str, source: str) -> list[str]:
     """Every rule that the module at `path` (relative to the root, with slashes) breaks, as `line: what`."""
-    tree = ast.parse(source)
-    found = [*_naming(path, tree, source), *_imports(path, tree)]
-    for node in ast.walk(tree):
+    found = [*_naming(path, tree_of(source), source), *_imports(path, source)]
+    for node in nodes_of(source):
         found += [f"{getattr(node, 'lineno', 0)}: {what}" for what in _uses(path, node)]
     return found
 
@@ -71,10 +89,10 @@ def _naming(path: str, tree: ast.Module, source: str) -> Iterator[str]:
         yield "1: the docstring begins with where it stands; say what lives here plainly"
 
 
-def _imports(path: str, tree: ast.Module) -> Iterator[str]:
+def _imports(path: str, source: str) -> Iterator[str]:
     room = path.split("/", 1)[0]
-    at_top = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
+    at_top = {id(node) for node in tree_of(source).body}
+    for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"{node.lineno}: a relative import"
             continue
@@ -185,7 +203,7 @@ def imports_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, source in sources.items():
         named: set[str] = set()
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes_of(source):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -242,14 +260,14 @@ def _is_field(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def functions_of(source: str) -> set[str]:
     """Names of the functions and methods that are defined in it, but for those that are read like a field."""
-    nodes = ast.walk(ast.parse(source))
-    return {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_field(n)}
+    functions = (n for n in nodes_of(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {function.name for function in functions if not _is_field(function)}
 
 
 def fields_of(source: str) -> set[str]:
     """Names of what the objects in it hold, or are asked for like a field."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.ClassDef):
             lines = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
             found |= {target.id for target in lines if isinstance(target, ast.Name)}
@@ -266,14 +284,14 @@ def wired_late(source: str, functions: Set[str], fields: Set[str]) -> Iterator[s
     `functions` and `fields` are the names of those of all modules. What an object has under both names may be either:
     it counts as a function where it is the own class's.
     """
-    tree = ast.parse(source)
-    methods = {line for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for line in node.body}
+    nodes = nodes_of(source)
+    methods = {line for node in nodes if isinstance(node, ast.ClassDef) for line in node.body}
     functions_of_classes = {line for line in methods if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef)}
     own = {line.name for line in functions_of_classes} - fields_of(source)
-    defined = {n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} - methods
-    imported = {name.asname or name.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for name in n.names}
+    defined = {n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} - methods
+    imported = {name.asname or name.name for n in nodes if isinstance(n, ast.ImportFrom) for name in n.names}
     known = {node.name for node in defined} | (imported & functions)
-    arguments = {node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None}
+    arguments = {node for node in nodes if isinstance(node, ast.arg) and node.annotation is not None}
     given = {one.arg for one in arguments if ast.unparse(one.annotation or one).startswith("Callable")}
 
     def is_callable(value: ast.expr) -> bool:
@@ -283,7 +301,7 @@ def wired_late(source: str, functions: Set[str], fields: Set[str]) -> Iterator[s
             return ast.unparse(value.func) in ("partial", "functools.partial")
         return isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in known | given)
 
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and len(node.args) == 3:
             if any(map(is_callable, _parts(node.args[2]))):
                 yield f"{node.lineno}: {ast.unparse(node)} wires late: give it to the constructor, or tell an event"

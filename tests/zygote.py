@@ -8,6 +8,7 @@ those are named. Lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends
 input closes.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -53,6 +54,8 @@ PRELOADED: tuple[ModuleType, ...] = (
 
 def main() -> None:
     assert all(PRELOADED)
+    gc.collect()
+    gc.freeze()  # nor does any of the processes copy all this by looking through it
     out = os.fdopen(os.dup(1), "w", buffering=1)
     out.write(json.dumps({"ready": os.getpid()}) + "\n")
     children: set[int] = set()

@@ -10,17 +10,17 @@ its answer at the volunteer. The goals: a median under 20 ms, and no errors.
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ import psutil
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.run_folder import prepare_run
 from swarm.core.canonical import Value
-from swarm.core.ids import StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.stage_chain import Genesis
 from swarm.identity.key import Identity
@@ -58,11 +58,10 @@ class Measured:
     errors: list[str] = field(default_factory=list)
 
 
-def write_past(folder: Path, num_steps: int, volunteers: list[Identity]) -> None:
+def write_past(folder: Path, num_steps: int, peers: list[PeerId]) -> None:
     """A run in `folder` in which so many steps were made by these volunteers."""
     run = prepare_run(parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
     ledger = Ledger(run.folder.ledger)
-    peers = [identity.peer_id for identity in volunteers]
     with ledger.together():
         for stage in range(2):
             genesis = Genesis(
@@ -92,20 +91,21 @@ def write_past(folder: Path, num_steps: int, volunteers: list[Identity]) -> None
 
 
 @contextmanager
-def host_of(folder: Path) -> Iterator[tuple[psutil.Process, Invite]]:
-    """The host's process, and the invite to it."""
-    command = [sys.executable, "-m", "benchmarks.churn.coordinator_load", "--serve", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def host_of(folder: Path, num_steps: int, num_volunteers: int) -> Iterator[tuple[psutil.Process, Invite]]:
+    """The host's process, and the invite to it. Forked: all that it needs is imported already."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(folder, num_steps, num_volunteers, theirs))
+    process.start()
+    theirs.close()  # where it ends too early, there is nothing to wait for
     try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if '"listening"' in line)
-        yield psutil.Process(process.pid), parse_invite(json.loads(line)["invite"])
+        yield psutil.Process(process.pid), parse_invite(ours.recv())
     finally:
         process.terminate()
-        process.wait(30)
+        process.join(30)
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, num_steps: int, num_volunteers: int, pipe: Connection) -> None:
     """What `swarm host` does, with another rate limit."""
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.program.held_run import HeldRun
@@ -114,13 +114,14 @@ def serve(folder: Path) -> None:
     from swarm.network.loop import run
     from swarm.network.services.coordinator_service import ServiceLimits
 
+    volunteers = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(num_volunteers)]
+    write_past(folder, num_steps, [identity.peer_id for identity in volunteers])
     prepared = prepare_run(parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
     doors = DoorSettings(limits=ServiceLimits(calls_per_s=1e6, burst=1e6))
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "listening":
-            sys.stdout.write(json.dumps(event) + "\n")
-            sys.stdout.flush()
+            pipe.send(event["invite"])
 
     settings = HostingSettings(listen="/ip4/127.0.0.1/tcp/0", host=HostSettings(), doors=doors)
     with HeldRun(prepared.folder.root) as held:
@@ -170,26 +171,20 @@ async def poll(num_volunteers: int, invite: Invite, pem: bytes, seconds: float) 
 @click.option("--steps", "num_steps", type=click.IntRange(min=1), default=2000, show_default=True, help="Of the past.")
 @click.option("--smoke", is_flag=True, help="A few volunteers for a second: does it run?")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--serve", "serve_folder", type=click.Path(path_type=Path), hidden=True)
-def main(
-    num_volunteers: int, seconds: float, num_steps: int, smoke: bool, as_json: bool, serve_folder: Path | None
-) -> None:
+def main(num_volunteers: int, seconds: float, num_steps: int, smoke: bool, as_json: bool) -> None:
     """Poll a host as many volunteers do, and say how long its answers take."""
-    if serve_folder is not None:
-        serve(serve_folder)
-        return
     if smoke:
         num_volunteers, seconds, num_steps = 4, 1.0, 20
-    volunteers = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(num_volunteers)]
-    with tempfile.TemporaryDirectory() as folder:
-        write_past(Path(folder), num_steps, volunteers)
-        with host_of(Path(folder)) as (process, invite):
-            pem = (Path(folder) / "run" / "service.pem").read_bytes()
-            pem = pem[pem.index(b"-----BEGIN CERTIFICATE") :]
-            busy = process.cpu_times()
-            found = asyncio.run(poll(num_volunteers, invite, pem, seconds))
-            spent = process.cpu_times()
-            size_bytes = process.memory_info().rss
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        host_of(Path(folder), num_steps, num_volunteers) as (process, invite),
+    ):
+        pem = (Path(folder) / "run" / "service.pem").read_bytes()
+        pem = pem[pem.index(b"-----BEGIN CERTIFICATE") :]
+        busy = process.cpu_times()
+        found = asyncio.run(poll(num_volunteers, invite, pem, seconds))
+        spent = process.cpu_times()
+        size_bytes = process.memory_info().rss
     every = sorted(second for seconds_of in found.seconds.values() for second in seconds_of)
     result = {
         "volunteers": num_volunteers,

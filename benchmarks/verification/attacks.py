@@ -127,16 +127,20 @@ def train(
     )
 
 
-def cases() -> list[tuple[str, str, int]]:
-    """Rule, attack, liars of every run of one seed."""
-    attacked = [(rule, attack, liars) for liars in NUM_LIARS for attack in ATTACKS for rule in RULES]
+Case = tuple[str, str, int]
+"""Rule, attack, liars."""
+
+
+def cases(num_liars: Sequence[int]) -> list[Case]:
+    """Of every run of one seed."""
+    attacked = [(rule, attack, liars) for liars in num_liars for attack in ATTACKS for rule in RULES]
     return [(rule, NO_ATTACK, 0) for rule in RULES] + attacked
 
 
-def table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def table(outcomes: Sequence[Outcome], chosen: Sequence[Case]) -> dict[str, Any]:
     """Losses by attack and rule, and over the mean's without liars."""
-    losses: dict[tuple[str, str, int], float] = {}
-    for rule, attack, liars in cases():
+    losses: dict[Case, float] = {}
+    for rule, attack, liars in chosen:
         found = [
             math.inf if outcome.held_out_loss is None else outcome.held_out_loss
             for outcome in outcomes
@@ -184,8 +188,9 @@ def _show(found: dict[str, Any]) -> None:
 def main(tokens: int, seeds: int, evaluate_tokens: int, threads: int, smoke: bool, as_json: bool) -> None:
     """Held-out loss of the demo's model under every rule and attack."""
     bound_pools(threads)  # before torch is first imported
-    sequence_length = SEQUENCE_LENGTH
+    sequence_length, chosen = SEQUENCE_LENGTH, cases(NUM_LIARS)
     if smoke:
+        chosen = cases(NUM_LIARS[:1])
         tokens, seeds, sequence_length, evaluate_tokens = 0, 1, SMOKE_SEQUENCE_LENGTH, 2 * SMOKE_SEQUENCE_LENGTH
     shape = {
         "sequence_length": sequence_length,
@@ -200,12 +205,12 @@ def main(tokens: int, seeds: int, evaluate_tokens: int, threads: int, smoke: boo
             manifest = Path(scratch) / "run.toml"
             manifest.write_text(MANIFEST.format(seed=seed, **shape))
             run = load_run(manifest_path=manifest, run_dir=None, scratch=Path(scratch))
-            for rule, attack, liars in cases():
+            for rule, attack, liars in chosen:
                 outcome = train(run, rule, attack, liars, seed=seed, steps=steps, evaluate_tokens=evaluate_tokens)
                 outcomes.append(outcome)
-                left_s = (time.monotonic() - begun) / len(outcomes) * (seeds * len(cases()) - len(outcomes))
+                left_s = (time.monotonic() - begun) / len(outcomes) * (seeds * len(chosen) - len(outcomes))
                 click.echo(f"{json.dumps(asdict(outcome))} about {left_s / 60:.1f} min left", err=True)
-    found = table(outcomes)
+    found = table(outcomes, chosen)
     if as_json:
         click.echo(json.dumps({**found, "outcomes": [asdict(outcome) for outcome in outcomes]}))
     else:

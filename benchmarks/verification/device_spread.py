@@ -95,10 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--steps", type=int, default=30, help="of learning the batch by heart")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--smoke", action="store_true", help="the CPU with itself, one layer")
     chosen = parser.parse_args(arguments)
-    if chosen.smoke:
-        chosen.device, chosen.depths, chosen.width, chosen.steps = "cpu", [1], 64, 1
     rows = []
     for compute_dtype in ("fp32", "bf16"):
         for depth in chosen.depths:

@@ -46,7 +46,7 @@ QUIET = {"language": 0, "by_heart": 25, "second_language": 10}
 AUDITED_STEPS = 12
 """The last two's work is not audited any more, two quiet ones' is: in 10 or 12 steps a scene 224 audits of microbatches
 each, and 112 of contributions."""
-SMOKE_STEPS = 6
+SMOKE_STEPS = 3
 BY_HEART = 2
 """Microbatches."""
 SEED = 7

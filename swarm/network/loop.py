@@ -11,13 +11,13 @@ import contextlib
 import gc
 import signal
 from collections.abc import Awaitable, Callable
-from itertools import chain, repeat
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
 SETTLE_S = (10.0, 50.0)
-"""After these pauses from the start the program has loaded more: its libraries come when they are needed."""
+"""After these pauses from the start the program has loaded more: its libraries come when they are needed. Only that is
+looked through then."""
 YOUNG_OBJECTS = 20_000
 """So many new containers outlive their functions before the collector looks for rings among them."""
 SETTLE_AGAIN_S = 3600.0
@@ -72,8 +72,12 @@ async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> 
 
 
 async def _settle() -> None:
-    for pause_s in chain((0.0,), SETTLE_S, repeat(SETTLE_AGAIN_S)):
+    for pause_s in (0.0, *SETTLE_S):
         await asyncio.sleep(pause_s)
+        gc.collect()
+        gc.freeze()
+    while True:
+        await asyncio.sleep(SETTLE_AGAIN_S)
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -90,6 +90,7 @@ def test_lies_are_those_of_the_papers() -> None:
 
 
 def test_table_of_attacks_says_what_diverged() -> None:
+    chosen = attacks.cases(attacks.NUM_LIARS)
     outcomes = [
         attacks.Outcome(
             rule=rule,
@@ -100,9 +101,9 @@ def test_table_of_attacks_says_what_diverged() -> None:
             held_out_loss=None if rule == "mean" and liars else 2.0 + (rule == "median"),
             seconds=1.0,
         )
-        for rule, attack, liars in attacks.cases()
+        for rule, attack, liars in chosen
     ]
-    rows = attacks.table(outcomes)["rows"]
+    rows = attacks.table(outcomes, chosen)["rows"]
     assert len(rows) == 4 + 2 * 4 * 4
     assert {(row["rule"], row["resists"]) for row in rows if row["num_liars"]} == {
         ("mean", False),

@@ -1,4 +1,4 @@
-"""The benchmarks of speed on few cores run, small, and say which of their goals hold."""
+"""The benchmarks of speed on few cores say which of their goals hold, and in a soak run, small."""
 
 import json
 import subprocess
@@ -27,6 +27,7 @@ def answer(*arguments: str) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.timeout(TIMEOUT_S + 70)
 def test_a_shared_machine_is_measured() -> None:

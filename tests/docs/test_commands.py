@@ -35,10 +35,12 @@ NEED_NAMESPACES = (
 NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
+    "benchmarks.homes.bulk",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
     "benchmarks.outer_steps",
     "benchmarks.owner.leave",
+    "benchmarks.owner.limits",
     "benchmarks.owner.memory",
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
@@ -61,6 +63,11 @@ BY_A_TEST = {
     "pip wheel --no-deps -w . .": "tests/swarm/test_wheel.py",
     "pipx install ./homeswarm-0.1.0-py3-none-any.whl": "tests/swarm/test_wheel.py",
     "python -m benchmarks.families --json": "tests/benchmarks/test_families.py",
+    "python -m benchmarks.gpu_stage": "tests/benchmarks/test_devices.py",
+    "python -m benchmarks.numeric_zoo --json --keep zoo.jsonl --depths 1 4 --microbatches 1": (
+        "tests/benchmarks/test_numeric_zoo.py"
+    ),
+    "python -m benchmarks.verification.device_spread": "tests/benchmarks/test_devices.py",
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",

@@ -14,16 +14,16 @@ from benchmarks.red_team.records import declared, slots_of
 from benchmarks.red_team.trial import HONEST_LOSS, MADE, METHODS, SETTINGS, Trial, run, run_honestly
 from swarm.core.record import Signed
 
-SEEDS = (3, 6)
+SEED = 3
+"""In every test run; soaks go through them all."""
 DESCRIPTORS = Path("/proc/self/fd")
 NUM_SOAKED, AT_ONCE = 20_000, 100
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_all_invariants_hold_whatever_a_liar_changes(seed: int) -> None:
+def test_all_invariants_hold_whatever_a_liar_changes() -> None:
     threads, files = held_by_runs()
-    trial = run(seed)
-    assert not trial.fails, f"python -m benchmarks.red_team.mutating --seeds {seed}: {trial}"
+    trial = run(SEED)
+    assert not trial.fails, f"python -m benchmarks.red_team.mutating --seeds {SEED}: {trial}"
     threads_after, files_after = held_by_runs()  # what other tests have left may be collected meanwhile
     assert threads_after <= threads, "thousands of runs are made in one process"
     assert files_after <= files

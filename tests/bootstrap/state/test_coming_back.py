@@ -88,14 +88,21 @@ TABLE = [
     Row(*row)
     for row in itertools.product((1, 2, 3), get_args(Departure), get_args(Moment), get_args(Return), get_args(Folders))
 ]
+HARDEST = Row(2, "host-and-all-killed", "after-a-checkpoint", "back-at-once", "same-folders")
 CHOSEN = [
     Row(1, "all-leave", "before-a-checkpoint", "back-at-once", "same-folders"),
-    Row(2, "host-and-all-killed", "after-a-checkpoint", "back-at-once", "same-folders"),
     Row(2, "stage-1-leaves", "before-a-checkpoint", "back-at-once", "same-folders"),
     Row(1, "all-leave", "before-a-checkpoint", "back-at-once", "one-empty-folder"),
 ]
+"""Run in every soak."""
 
 
+def test_the_run_goes_on_when_all_are_killed(zygote: Zygote, tmp_path: Path) -> None:
+    come_back(zygote, tmp_path, HARDEST)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("row", CHOSEN, ids=str)
 def test_the_run_goes_on(zygote: Zygote, tmp_path: Path, row: Row) -> None:
     come_back(zygote, tmp_path, row)
@@ -104,7 +111,7 @@ def test_the_run_goes_on(zygote: Zygote, tmp_path: Path, row: Row) -> None:
 @pytest.mark.soak
 @pytest.mark.drawn(12)
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("row", [row for row in TABLE if row not in CHOSEN], ids=str)
+@pytest.mark.parametrize("row", [row for row in TABLE if row not in (HARDEST, *CHOSEN)], ids=str)
 def test_the_run_goes_on_from_any_row_of_the_table(zygote: Zygote, tmp_path: Path, row: Row) -> None:
     come_back(zygote, tmp_path, row)
 
@@ -240,4 +247,4 @@ def _wait_for_common_snapshots(swarm: ProcessSwarm, *, above: int) -> list[int]:
 
 def test_the_table_has_every_row_once_and_names_that_tell() -> None:
     assert len(set(map(str, TABLE))) == len(TABLE) == 3 * 6 * 2 * 2 * 2
-    assert set(CHOSEN) <= set(TABLE)
+    assert {HARDEST, *CHOSEN} <= set(TABLE)

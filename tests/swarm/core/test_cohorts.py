@@ -72,7 +72,7 @@ def test_seats_of_a_committee_go_by_work() -> None:
         assert not any(peer.startswith("idle") for peer in seats)
 
 
-@pytest.mark.parametrize("num_members", [65, 130])
+@pytest.mark.parametrize("num_members", [65, pytest.param(130, marks=pytest.mark.soak)])
 def test_everyone_finishes_alike_and_nobody_talks_to_more_than_a_cohort_about_a_part(num_members: int) -> None:
     world = World(num_members, num_members, num_parts=NUM_PARTS, slowest_s=0.1)
     finished(world, until_s=6 * PHASE_S)

@@ -46,7 +46,11 @@ def _draws(auditor: PeerId, num: int) -> list[Draw]:
 
 
 NUM_DRAWS = 5000
-DRAWS = {auditor: _draws(auditor, NUM_DRAWS) for auditor in AUDITORS}
+
+
+@pytest.fixture(scope="module")
+def all_draws() -> dict[PeerId, list[Draw]]:
+    return {auditor: _draws(auditor, NUM_DRAWS) for auditor in AUDITORS}
 
 
 def _assert_binomial(hits: int, trials: int, rate: float) -> None:
@@ -141,20 +145,22 @@ def test_a_known_value_is_enough_without_the_end() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.08, 0.5, 0.93])
-def test_draws_hit_at_their_rate(rate: float) -> None:
-    for draws in DRAWS.values():
+def test_draws_hit_at_their_rate(all_draws: dict[PeerId, list[Draw]], rate: float) -> None:
+    for draws in all_draws.values():
         _assert_binomial(sum(made.hits_hop(rate) for made in draws), NUM_DRAWS, rate)
         _assert_binomial(sum(made.hits_contribution(rate) for made in draws), NUM_DRAWS, rate)
         _assert_binomial(sum(made.hits_part(3, rate) for made in draws), NUM_DRAWS, rate)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_hits_are_independent_between_auditors_kinds_and_versions(rate: float) -> None:
-    hop = {auditor: [made.hits_hop(rate) for made in draws] for auditor, draws in DRAWS.items()}
+def test_hits_are_independent_between_auditors_kinds_and_versions(
+    all_draws: dict[PeerId, list[Draw]], rate: float
+) -> None:
+    hop = {auditor: [made.hits_hop(rate) for made in draws] for auditor, draws in all_draws.items()}
     for one, other in combinations(AUDITORS, 2):
         both = sum(a and b for a, b in zip(hop[one], hop[other], strict=True))
         _assert_binomial(both, NUM_DRAWS, rate**2)
-    for auditor, draws in DRAWS.items():
+    for auditor, draws in all_draws.items():
         _assert_binomial(
             sum(made.hits_hop(rate) and made.hits_contribution(rate) for made in draws), NUM_DRAWS, rate**2
         )
@@ -163,8 +169,8 @@ def test_hits_are_independent_between_auditors_kinds_and_versions(rate: float) -
         _assert_binomial(sum(all(pair) for pair in pairs), len(pairs), rate**2)
 
 
-def test_a_rate_of_one_always_hits_and_of_zero_never() -> None:
-    draws = DRAWS[AUDITORS[0]]
+def test_a_rate_of_one_always_hits_and_of_zero_never(all_draws: dict[PeerId, list[Draw]]) -> None:
+    draws = all_draws[AUDITORS[0]]
     assert all(made.hits_hop(1.0) and made.hits_contribution(1.0) for made in draws)
     assert not any(made.hits_hop(0.0) or made.hits_contribution(0.0) for made in draws)
 
@@ -226,12 +232,12 @@ def test_the_99_percent_bound_is_the_least_that_holds(rate: float, auditors: int
     assert missed**bound <= 0.01 < missed ** (bound - 1)
 
 
-def test_draws_find_a_liar_by_the_geometric_law() -> None:
+def test_draws_find_a_liar_by_the_geometric_law(all_draws: dict[PeerId, list[Draw]]) -> None:
     """4 auditors at 5 %: each run of versions up to a hit is one sample of the time to ban."""
     rate, times, waited = 0.05, [], 0
     for version in range(NUM_DRAWS):
         waited += 1
-        if any(DRAWS[auditor][version].hits_hop(rate) for auditor in AUDITORS):
+        if any(all_draws[auditor][version].hits_hop(rate) for auditor in AUDITORS):
             times.append(waited)
             waited = 0
     mean, found = expected_time_to_ban(rate, len(AUDITORS)), detection(rate, len(AUDITORS))

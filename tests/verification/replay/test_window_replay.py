@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -40,6 +41,17 @@ class Window:
         self.done: Done = run.step(0)
         ((self.maker, self.parts),) = self.done.parts.items()
 
+    @cached_property
+    def replayed(self) -> list[memoryview]:
+        """The contribution, as it is encoded."""
+        return self.replay.encoded_contribution(self.exhibits, Step(1))
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """Of the contribution and its moments, before they are encoded."""
+        ended = self.replay._window(self.exhibits, Step(1), GradientSum(self.replay.layout.num_values))
+        return np.concatenate([ended.values(where) for where in self.replay.parts])
+
     def beside(self, exhibits: Sequence[Exhibit]) -> Comparison:
         """The contribution as it was made, beside a window of these microbatches."""
         replayed = self.replay.encoded_contribution(exhibits, Step(1))
@@ -52,8 +64,7 @@ def window() -> Window:
 
 
 def test_an_honest_window_comes_out_to_the_bit(window: Window) -> None:
-    replayed = window.replay.encoded_contribution(window.exhibits, Step(1))
-    assert [bytes(part) for part in replayed] == [bytes(part) for part in window.parts]
+    assert [bytes(part) for part in window.replayed] == [bytes(part) for part in window.parts]
     assert window.beside(window.exhibits).grade is Grade.HONEST
 
 
@@ -70,8 +81,7 @@ def test_steps_that_were_left_out_or_done_on_other_data_are_fraud(window: Window
 @pytest.mark.parametrize(("share", "grade"), [(0.3, Grade.SUSPICIOUS), (2.0, Grade.FRAUD)])
 def test_one_row_of_the_embedding_that_is_bent_shows(window: Window, share: float, grade: Grade) -> None:
     """A narrow one, of 32 values among the 4096 of a chunk."""
-    replay, exhibits = window.replay, window.exhibits
-    replayed = replay.encoded_contribution(exhibits, Step(1))
+    replay, exhibits, replayed = window.replay, window.exhibits, window.replayed
     bent = replay.decoded_contribution(replayed)
     view = replay.layout.views(bent[: replay.layout.num_values])["model.embed_tokens.weight"]
     row = int(np.argmax(np.abs(view).sum(axis=1)))
@@ -95,10 +105,7 @@ def encoded(window: Window, said: NDArray[np.float32]) -> list[memoryview]:
     [("first", -1.0), ("first", 0.0), ("first", 0.5), ("second", 0.01), ("second", 0.5), ("second", 4.0)],
 )
 def test_a_lie_in_the_moments_alone_is_fraud(window: Window, name: str, share: float) -> None:
-    replay = window.replay
-    replayed = replay.encoded_contribution(window.exhibits, Step(1))
-    ended = replay._window(window.exhibits, Step(1), GradientSum(replay.layout.num_values))
-    said = np.concatenate([ended.values(where) for where in replay.parts])
+    replay, replayed, said = window.replay, window.replayed, window.values.copy()
     honest = compared_contribution(replay, window.exhibits, encoded(window, said), replayed, second=None).found
     assert honest.measured == 0.0
     for where in getattr(replay.parts, name):

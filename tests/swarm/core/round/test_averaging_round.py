@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,11 @@ from tests.swarm.core.round.round_world import PHASE_S, Member, World, witnesses
 
 def _is_awaited(frozen: list[Member], member: Member) -> bool:
     return member not in frozen
+
+
+def first_of(num_blocks: int) -> list[Any]:
+    """Blocks of seeds: the first in every test run, the others in soaks."""
+    return [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, num_blocks))]
 
 
 @pytest.mark.parametrize("num_members", range(1, 9))
@@ -39,7 +45,7 @@ def test_a_round_without_work_has_no_parts() -> None:
     assert all(m.finished is not None and m.finished.root() == root for m in world.survivors)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", first_of(4))
 def test_survivors_agree_when_members_die(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         rng = random.Random(seed)
@@ -78,7 +84,7 @@ def test_survivors_agree_when_the_leader_dies_after_any_action(num_actions: int)
         assert world.errors == []
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", first_of(2))
 def test_others_go_on_when_members_freeze_and_a_late_one_disturbs_nobody(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         rng = random.Random(seed)
@@ -140,7 +146,7 @@ def test_two_halves_of_a_partition_never_both_finish_and_end_alike_when_it_heals
         assert world.errors == [], world.explain(f"seed {seed}: an honest member was blamed")
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", first_of(2))
 def test_members_that_are_started_again_take_part_without_a_vote(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
         rng = random.Random(seed)
