@@ -381,6 +381,51 @@ def test_what_is_given_in_time_is_allowed(allowed: str) -> None:
     assert not list(wired_late(f"def heard(): ...\n{allowed}", {"heard"}, {"view"}))
 
 
+def unread(sources: Iterable[str]) -> list[str]:
+    """Arguments that no function of that name reads, as `function(argument)`.
+
+    Only of functions that are always called by their names: what is handed on as a value takes what its caller gives.
+    """
+    reads: dict[tuple[str, str], bool] = {}
+    called, valued = set[str](), set[str]()
+    for source in sources:
+        nodes = nodes_of(source)
+        targets = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        for node in nodes:
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                (called if id(node) in targets else valued).add(name)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_empty(node):
+                read = {one.id for line in node.body for one in ast.walk(line) if isinstance(one, ast.Name)}
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                for argument in {one.arg for one in given} - {"self", "cls", "context"}:  # gRPC gives a context
+                    key = (node.name, argument)
+                    reads[key] = reads.get(key, False) or argument in read
+    return sorted(
+        f"{function}({argument})"
+        for (function, argument), is_read in reads.items()
+        if not is_read and function in called and function not in valued
+    )
+
+
+def _is_empty(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Of a protocol, or abstract: there is a docstring, or dots."""
+    return all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in function.body)
+
+
+def test_every_argument_is_read() -> None:
+    product = [(ROOT / path).read_text() for path in modules() if path.split("/")[0] in ROOMS]
+    assert unread(product) == []
+
+
+def test_an_argument_that_nothing_reads_is_found() -> None:
+    both = (
+        "def one(a, b): return a\ndef two(a, b): return a",
+        "one(1, 2)\nhand(two)\nclass A:\n def one(self, b): ...",
+    )
+    assert unread(both) == ["one(b)"]
+
+
 def ways(text: str) -> list[list[str]]:
     """The modules of each numbered list in the section "One round's state, one microbatch", in order."""
     section = text.partition("\n## One round's state, one microbatch\n")[2].partition("\n## ")[0]
