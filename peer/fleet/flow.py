@@ -14,6 +14,8 @@ Places that are read from records of 32 bits are made wide where they are read: 
 """
 
 import math
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from kernels.cache_hints import CACHE_LINE_BYTES, prefetch
 from kernels.compiled import borrowing, inlined
 from peer.fleet.layout import EVENT, KNOWN, PEER, SHOWN, WAY, WORK, Flow, on_lines
 from swarm.core.pipeline.wiring import BELIEVED, SMOOTHING
+
+wide = cast("Callable[[int], int]", np.int64)
+"""A place that was read of a narrower record."""
 
 # Places in `Flow.counters`
 FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED, MOMENT, USED = (
@@ -406,7 +411,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
     if it.owes_s > flow.settings[LATEST_AUDIT_S]:
         _audit(flow, peer, now)
         return
-    best, work = -1, np.int64(it.queue)
+    best, work = -1, wide(it.queue)
     soonest, soonest_at = -1, math.inf
     while work >= 0:
         one = flow.work[work]
@@ -444,7 +449,7 @@ def _put_back(flow: Flow, peer: int, now: float) -> None:
     it = flow.peers[peer]
     if it.current >= 0 and it.begins_at > now:
         _unset(flow, peer)
-        link(flow, peer, np.int64(it.current))
+        link(flow, peer, wide(it.current))
         it.current = NOTHING
 
 
@@ -472,7 +477,7 @@ def _wake(flow: Flow, peer: int, now: float) -> None:
 @borrowing
 def _detach(flow: Flow, work: int, now: float) -> None:
     """Whoever has it, or is to get it, does not compute it any more; what has begun is in vain, but not stopped."""
-    peer = np.int64(flow.ways[work, flow.work[work].at].holder)
+    peer = wide(flow.ways[work, flow.work[work].at].holder)
     if peer < 0:
         _unset(flow, flow.peers.shape[0] + work)
         return
@@ -497,14 +502,14 @@ def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
     way = flow.ways[work, stage - 1]
-    caller = np.int64(way.holder)
+    caller = wide(way.holder)
     place = choose(flow, caller, stage, flow.work[work].step, now)
     if place < 0:
         _hold(flow, work, stage, -1)
         way.link = -1
         _set(flow, flow.peers.shape[0] + work, max(ready_at, now) + RETRY_S)
         return
-    target = np.int64(flow.known[caller, place].target)
+    target = wide(flow.known[caller, place].target)
     _hold(flow, work, stage, target)
     way.link = place
     way.chosen_at = now
@@ -562,14 +567,14 @@ def kill(flow: Flow, work: int, now: float) -> None:
 def start_all(flow: Flow, now: float) -> None:
     """Every source that waits begins what it may."""
     for place in range(flow.stages[0, MEMBERS]):
-        _wake(flow, np.int64(flow.members[0, place]), now)
+        _wake(flow, wide(flow.members[0, place]), now)
 
 
 @inlined
 def _computed(flow: Flow, peer: int, now: float) -> int:
     """The peer has computed what it had, and is free for the next: the stage that counted it, or -1."""
     it = flow.peers[peer]
-    work, stage, last = np.int64(it.current), flow.shown[peer].stage, flow.holder.shape[0] - 1
+    work, stage, last = wide(it.current), flow.shown[peer].stage, flow.holder.shape[0] - 1
     it.current = NOTHING
     if work < 0:
         if work == AUDIT:
@@ -701,7 +706,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     """The stage before sends the microbatch to another peer, which computes it forward and takes the lost one's place:
     what is under way in later stages goes on."""
     way = flow.ways[work, stage - 1]
-    caller = np.int64(way.holder)
+    caller = wide(way.holder)
     had_gradient = flow.work[work].at <= stage and flow.work[work].is_back == 1
     if had_gradient and (
         stage == flow.holder.shape[0] - 1 or flow.shown[flow.ways[work, stage + 1].holder].stage != stage + 1
@@ -714,7 +719,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
         return
     if had_gradient:
         _detach(flow, work, now)
-    peer = np.int64(flow.known[caller, place].target)
+    peer = wide(flow.known[caller, place].target)
     _hold(flow, work, stage, peer)
     way.link = place
     way.chosen_at = now
@@ -727,7 +732,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     _wake(flow, peer, now)
     if had_gradient:  # the gradient had come to the lost peer, or was on its way: it is sent again
         flow.work[work].at = stage
-        left_at = _send(flow, np.int64(flow.ways[work, stage + 1].holder), noticed_at)
+        left_at = _send(flow, wide(flow.ways[work, stage + 1].holder), noticed_at)
         flow.work[work].left_at = left_at
         _arrive(flow, work, peer, max(there_at, left_at + flow.settings[DELAY_S]), now)
 
