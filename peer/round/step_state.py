@@ -7,9 +7,11 @@ from typing import TypeAlias
 from peer.pipeline.grants import StepGrants
 from peer.round.fragments import Fragments
 from peer.state.replica import Accumulation
+from swarm.core.canonical import Value
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
+from swarm.core.round.sheets import Name, Sheets
 from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
 from swarm.core.round.words import Reduction
@@ -45,6 +47,25 @@ class StepParts:
 
 
 @dataclass
+class StepSheets:
+    """What is here of the sheets of the step's round; written by `peer.round.ropes`."""
+
+    here: Sheets = field(default_factory=Sheets)
+    awaited: dict[Name, Value] = field(default_factory=dict)
+    """Messages to all that their leader has named and that others are to hand on, with the rope once that has come."""
+    handed_on: set[Name] = field(default_factory=set)
+    """Messages to all that this peer has handed on."""
+    left_waiting: set[PeerId] = field(default_factory=set)
+    """To whom nobody handed on what this peer sent to all: it gets the rest of this peer's messages from itself."""
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a sheet came, or the rope of an awaited message, and replaced."""
+
+    def notify(self) -> None:
+        self.came.set()
+        self.came = asyncio.Event()
+
+
+@dataclass
 class StepState:
     """Everything this peer holds of one open step."""
 
@@ -69,6 +90,7 @@ class StepState:
     round: AveragingRound | None = None
     """This member's side of the round, made of `facts`; None before, and for a peer that is no member. By `rounds`."""
     parts: StepParts = field(default_factory=StepParts)
+    sheets: StepSheets = field(default_factory=StepSheets)
     closed_at: float | None = None
     """When the round asked for this peer's contribution: from then on it is the last word of its sum. By `driver`."""
     busy_s_at_close: float = 0.0

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
+from swarm.core.canonical import Value, pack
 from swarm.core.cohorts import cohorts
 from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import packed_or_none, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rotated
+from swarm.core.round import sheets
 from swarm.core.round.averaging_round import (
     AggregatePart,
     AnnounceShare,
@@ -39,6 +42,7 @@ from swarm.core.round.averaging_round import (
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
+from swarm.core.round.sheets import Name, Restored, Sheet, Sheets, Tree, hand_on_s, name_of
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
@@ -47,7 +51,12 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_
 
 PHASE_S = 1.0
 LEASE_S = 10.0
-MOST_MEMBERS = 132
+HAND_ON_S = hand_on_s(PHASE_S, LEASE_S)
+RESEND_S = 0.2
+HEAD_BYTES = 100
+"""Of a message that holds little: its kind, stage and step."""
+MAX_BYTES = 8 << 20
+MOST_MEMBERS = 256
 RUN_ID = "world"
 NORM_CAP = 2.5
 STAGE, STEP = StageIndex(1), Step(7)
@@ -195,6 +204,38 @@ def not_cut(one: PeerId, other: PeerId) -> bool:
 Deliver = Callable[["Member"], list[Instruction]]
 
 
+@dataclass(eq=False)
+class Mail:
+    """A message in sheets on its way to one member."""
+
+    sender: "Member"
+    what: str
+    sheet: Sheet
+    fresh: frozenset[Name]
+    """Sheets in it that nobody can have had before."""
+    whole: Value
+    """The rope of it that goes to the first of the tree."""
+    to_all: bool
+    deliver: Deliver
+    said: set[Name] = field(default_factory=set)
+    """What the member has said that it lacks."""
+    rope: Value = None
+    """As it was brought last."""
+    ends_at: float = 0.0
+    latest: float = 0.0
+    """Until when what it lacks is waited for."""
+
+
+@dataclass
+class Desk:
+    """What one member has of the round's sheets."""
+
+    here: Sheets = field(default_factory=Sheets)
+    waiting: list[Mail] = field(default_factory=list)
+    handed_on: set[Name] = field(default_factory=set)
+    left_waiting: set[PeerId] = field(default_factory=set)
+
+
 @dataclass
 class Outsider:
     """A voter that is no member."""
@@ -221,6 +262,9 @@ class Member:
     held_back: list[tuple[PeerId, int, int]] = field(default_factory=list)
     inbox: list[Callable[[], None]] = field(default_factory=list)
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    desk: Desk = field(default_factory=Desk)
+    hands_on: bool = True
+    """Whether it brings others what the leader sends to all."""
     was_asked: bool = False
     started_again: bool = False
     finished: Result | None = None
@@ -273,6 +317,8 @@ class World:
         self.story: list[str] = []
         self.sent: defaultdict[str, Counter[tuple[PeerId, PeerId]]] = defaultdict(Counter)
         """Messages of each kind, from whom to whom."""
+        self.sent_bytes: defaultdict[str, Counter[PeerId]] = defaultdict(Counter)
+        """In messages of each kind, but for those of parts, by whom."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
@@ -417,31 +463,59 @@ class World:
                 self._act(member, lambda: self._contribute(member), after_s=self._delay())
             case SendClose(to, view, _):
                 shown = member.round.turned
-                self._send(member, to, "close", lambda m: m.round.on_close(me, view, shown, now=self.now))
+                self._send(
+                    member,
+                    to,
+                    "close",
+                    lambda m: m.round.on_close(me, view, shown, now=self.now),
+                    num_bytes=len(pack(shown.to_value())),
+                )
             case SendTurned(to, view):
                 self._send(member, to, "turned", lambda m: m.round.on_turned(me, view, now=self.now))
             case SendCommit(to, view, made, promise, roster, result):
-                self._send(
-                    member,
-                    (to,),
-                    "commit",
-                    lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
-                )
+                shown = (*sheets.of_result(result), *sheets.of_roster(roster))
+                said = {"contribution": packed_or_none(made), "promise": value_or_none(promise)}
+                data = pack({**said, "result": packed_or_none(result), "roster": packed_or_none(roster)})
+                commit = Sheet(data, (*sheets.of_contribution(made), *shown))
+
+                def take(m: Member) -> list[Instruction]:
+                    out = m.round.on_commit(me, view, made, promise, roster, result, now=self.now)
+                    self._came(m, sheets.of_contribution(made))
+                    return out
+
+                if shown:
+                    self._send_sheet(member, (to,), "commit", commit, take)
+                else:
+                    self._send(member, (to,), "commit", take, num_bytes=len(data))
             case AskPromise(to, view):
                 for peer in to:
                     self._ask(member, peer, lambda o, m: self._promise(o, m, view))
             case SendBallot(to, proposal):
                 inside = tuple(peer for peer in to if peer in self.members)
-                self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
+                ballot = pack({"proposal": proposal.packed, "words": value_or_none(words_of(proposal))})
+                self._send_sheet(
+                    member,
+                    inside,
+                    "ballot",
+                    Sheet(ballot, sheets.of_proposal(proposal)),
+                    lambda m: m.round.on_ballot(me, proposal, now=self.now),
+                )
                 for peer in to:
                     if peer in self.outsiders:
                         self._ask(member, peer, lambda o, m: self._outside_vote(o, m, proposal))
             case SendVote(to, proposal, vote):
                 asked = (proposal.view, proposal.phase, proposal.value)
-                self._send(member, (to,), "vote", lambda m: m.round.on_vote(me, *asked, vote, now=self.now))
+                self._send(
+                    member,
+                    (to,),
+                    "vote",
+                    lambda m: m.round.on_vote(me, *asked, vote, now=self.now),
+                    num_bytes=len(pack(vote.to_value())),
+                )
             case SendRoster(to, roster):
                 self._release_parts(member)
-                self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
+                certified = Sheet(pack({"roster": roster.packed}), sheets.of_roster(roster))
+                self._send_sheet(member, to, "roster", certified, lambda m: self._take_roster(m, me, roster))
             case SendPart(to, part, view):
                 self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
             case AggregatePart(part, contributors, excluded, cohort):
@@ -469,7 +543,8 @@ class World:
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
             case SendResult(to, outcome):
                 inside = tuple(peer for peer in to if peer in self.members)
-                self._send(member, inside, "result", lambda m: m.round.on_result(outcome, now=self.now))
+                decided = Sheet(pack({"result": outcome.packed}), sheets.of_result(outcome))
+                self._send_sheet(member, inside, "result", decided, lambda m: m.round.on_result(outcome, now=self.now))
             case FetchPart(part, digest, holders, wanted):
                 if (part, digest) not in member.fetching:
                     member.fetching.add((part, digest))
@@ -482,7 +557,22 @@ class World:
             member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
         first_id = 10 * self.facts.members.index(member.peer_id)
         made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
+        if made.work and not member.started_again:
+            self._show_all(member, made)
         self._do(member, member.round.contributed(None if member.started_again else made, now=self.now))
+
+    def _show_all(self, member: Member, made: Contribution) -> None:
+        """Who leads gets it with what is committed to it."""
+        self._came(member, sheets.of_contribution(made))
+        apart = {member.peer_id, member.round.leader}
+        to = tuple(peer for peer in self.facts.members if peer not in apart)
+
+        def take(m: Member) -> list[Instruction]:
+            out = m.round.on_contribution(member.peer_id, made)
+            self._came(m, sheets.of_contribution(made))
+            return out
+
+        self._send(member, to, "contribution", take, num_bytes=len(made.packed.data))
 
     def _take_roster(self, member: Member, sender: PeerId, roster: object) -> list[Instruction]:
         out = member.round.on_roster(sender, roster, now=self.now)  # type: ignore[arg-type]
@@ -585,12 +675,108 @@ class World:
         else:
             when_up()
 
-    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver) -> None:
+    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver, *, num_bytes: int = 0) -> None:
         targets = [self.members[peer] for peer in to]
         assert sender not in targets
         for target in targets:
             self.sent[what][sender.peer_id, target.peer_id] += 1
+            self.sent_bytes[what][sender.peer_id] += HEAD_BYTES + num_bytes
             self._act(sender, partial(self._post, sender, target, what, deliver))
+
+    def _send_sheet(self, sender: Member, to: tuple[PeerId, ...], what: str, sheet: Sheet, deliver: Deliver) -> None:
+        """As `peer.round.ropes` sends: to all by those who hand it on."""
+        here, tree = sender.desk.here, Tree.of(self.facts, sender.peer_id)
+        fresh, whole = frozenset(here.fresh(sheet)), here.rope(sheet)
+        here.hold(sheet.named())
+        for peer in to:
+            mail = Mail(sender, what, sheet, fresh, whole, len(to) > 1, deliver)
+            handed = mail.to_all and peer not in sender.desk.left_waiting and tree.before(peer) in to
+            self._bring(mail, peer, [sheet.name] if handed else whole)
+
+    def _bring(self, mail: Mail, peer: PeerId, rope: Value) -> None:
+        mail.rope = rope
+        self._send(mail.sender, (peer,), mail.what, lambda m: self._take_mail(m, mail), num_bytes=len(pack(rope)))
+
+    def _take_mail(self, member: Member, mail: Mail) -> list[Instruction]:
+        found = member.desk.here.restore(mail.rope, max_bytes=MAX_BYTES)
+        if not found.lacking:
+            return self._read(member, mail, found)
+        if not mail.to_all or mail.sender.peer_id != member.round.leader:
+            self._lacks(member, mail, found)
+            return []
+        mail.ends_at, mail.latest = self.now + HAND_ON_S, self.now + 2 * HAND_ON_S
+        member.desk.waiting.append(mail)
+        self._later(HAND_ON_S, lambda: self._waited(member, mail))
+        return []
+
+    def _read(self, member: Member, mail: Mail, found: Restored) -> list[Instruction]:
+        assert found.data == mail.sheet.data
+        desk, name = member.desk, mail.sheet.name
+        if mail.to_all and mail.sender.peer_id == member.round.leader and name not in desk.handed_on:
+            desk.handed_on.add(name)
+            for peer in Tree.of(self.facts, mail.sender.peer_id).after(member.peer_id) if member.hands_on else ():
+                self._hand_on(member, peer, name, mail.rope, self.now + 2 * HAND_ON_S)
+        out = mail.deliver(member)
+        self._came(member, found.whole)
+        return out
+
+    def _hand_on(self, member: Member, peer: PeerId, name: Name, rope: Value, latest: float) -> None:
+        def take(m: Member) -> list[Instruction]:
+            if name in m.desk.handed_on:
+                return []
+            mail = next((one for one in m.desk.waiting if one.sheet.name == name), None)
+            if mail is None:
+                if self.now < latest:
+                    self._later(RESEND_S, lambda: self._hand_on(member, peer, name, rope, latest))
+                return []
+            mail.rope = rope
+            self._came(m, ())
+            return []
+
+        self._send(member, (peer,), "handed on", take, num_bytes=len(pack(rope)))
+
+    def _came(self, member: Member, found: Iterable[Sheet]) -> None:
+        desk = member.desk
+        desk.here.hold(found)
+        for mail in tuple(desk.waiting):
+            restored = desk.here.restore(mail.rope, max_bytes=MAX_BYTES)
+            mail.ends_at = min(self.now + HAND_ON_S, mail.latest)
+            if restored.lacking:
+                continue
+            desk.waiting.remove(mail)
+            if name_of(restored.data) != mail.sheet.name:
+                self._lacks(member, mail, Restored(lacking=(mail.sheet.name,)))
+            else:
+                read = partial(self._read, mail=mail, found=restored)
+                self._later(0.0, partial(self._deliver, member, read, mail.what))
+
+    def _waited(self, member: Member, mail: Mail) -> None:
+        if mail not in member.desk.waiting:
+            return
+        if self.now < mail.ends_at:
+            self._later(mail.ends_at - self.now, lambda: self._waited(member, mail))
+            return
+        member.desk.waiting.remove(mail)
+        if member.is_up:
+            self._lacks(member, mail, member.desk.here.restore(mail.rope, max_bytes=MAX_BYTES))
+
+    def _lacks(self, member: Member, mail: Mail, found: Restored) -> None:
+        """It answers so, and who sent the message sends what is lacking."""
+
+        def answered() -> None:
+            sender = mail.sender
+            if not sender.is_up or self.members[sender.peer_id] is not sender or not member.alive:
+                return
+            assert not mail.said.issuperset(found.lacking)
+            mail.said.update(found.lacking)
+            if mail.sheet.name in found.lacking:
+                sender.desk.left_waiting.add(member.peer_id)
+                self._bring(mail, member.peer_id, mail.whole)
+            else:
+                rope = sender.desk.here.rope(mail.sheet, whole={*mail.fresh, *mail.said})
+                self._bring(mail, member.peer_id, rope)
+
+        self._later(self._delay(), answered)
 
     def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:
         """A call to a voter outside the stage."""
