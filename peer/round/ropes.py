@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 
 HANDED_ON = "handed on"
 """The kind of a message in which a member brings another what the leader sends to all."""
+MOST_AWAITED = 4
+"""Messages to all of which a member waits for more than their names: as many as a view has phases, and its result."""
+MOST_HANDED_ON = 1 << 10
+"""Names of messages that were handed on are kept of a step, so that none is handed on twice."""
 
 
 class RoundRopes:
@@ -106,12 +110,17 @@ class RoundRopes:
         sheets, name, begun_at = state.sheets, _name_in(rope), time.monotonic()
         ends_at = begun_at + patience_s
         if name is not None:
+            if len(sheets.awaited) >= MOST_AWAITED:
+                return rope, found
             sheets.awaited.setdefault(name, None)
         try:
             while found.lacking and await happened(sheets.came, within_s=max(0.0, ends_at - time.monotonic())):
                 ends_at = min(time.monotonic() + patience_s, begun_at + 2 * patience_s)
                 came = sheets.awaited.get(name) if name is not None else None
-                rope = rope if came is None else came
+                if came is not None and came is not rope:
+                    rope = came
+                elif not sheets.here.held.keys() >= {*found.lacking}:
+                    continue
                 found = sheets.here.restore(rope, max_bytes=MAX_META_BYTES)
                 if name is not None and not found.lacking and name_of(found.data) != name:
                     return rope, Restored(lacking=(name,))  # whoever handed it on has made it up
@@ -130,6 +139,8 @@ class RoundRopes:
     def _hand_on(self, state: StepState, machine: AveragingRound, name: Name, rope: Value) -> None:
         if name in state.sheets.handed_on:
             return
+        if len(state.sheets.handed_on) >= MOST_HANDED_ON:
+            state.sheets.handed_on.clear()
         state.sheets.handed_on.add(name)
         facts, leader = machine.facts, machine.leader
         within_s = 2 * hand_on_s(facts.phase_s, self._context.settings.deadlines.call_s)
