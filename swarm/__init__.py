@@ -10,15 +10,13 @@ with Run(manifest, peers=(1, 2)) as run:
 
 from typing import TYPE_CHECKING, Any
 
+from swarm.release import PROTOCOL, __version__
+
 if TYPE_CHECKING:
     from swarm.local.run import Run
     from swarm.manifest.file import Manifest
 
 __all__ = ["PROTOCOL", "Manifest", "Run", "__version__"]
-
-__version__ = "0.1.0"
-PROTOCOL = 1
-"""Number of the wire protocol; peers of another number are refused by name."""
 
 
 def __getattr__(name: str) -> Any:

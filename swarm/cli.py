@@ -12,7 +12,6 @@ from enum import IntEnum
 
 import click
 
-from swarm import __version__
 from swarm.core.errors import (
     LocalError,
     NotRunningError,
@@ -23,6 +22,7 @@ from swarm.core.errors import (
     UpgradeNeeded,
 )
 from swarm.local.compute_pools import wait_asleep
+from swarm.release import __version__
 
 VERBS = {
     # verb: (module whose `command` it is, or module:name, one line of help)

@@ -1,7 +1,7 @@
 """The host's calls, their names and forms: what a peer asks of a run's host and tells it."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Octets, Text
@@ -126,6 +126,8 @@ MAX_RELAY_ADDRESSES = 8
 MAX_RANK = 2**32 - 1
 MOST_SECONDS = 1e6
 """That an exchange takes."""
+MOST_COUNTED, MOST_FIGURE = 1 << 46, 1e60
+"""In a report: what all identities together may report of a step is a number that the host can write down and show."""
 
 
 def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
@@ -184,6 +186,10 @@ class Credited(Record, kind="credit"):
     num_ranked: Annotated[int, Integer(high=MAX_RANK)]
 
 
+Count: TypeAlias = Annotated[int, Integer(high=MOST_COUNTED)]
+NumLinks: TypeAlias = Annotated[int, Integer(high=1 << 16)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepReport(Record):
     """What one peer tells the host after a step. Nothing is decided by it but who is posted to a slow stage, and by no
@@ -194,34 +200,34 @@ class StepReport(Record):
     """The version the step made."""
     loss_sum: float
     """Stage 0: over this source's microbatches of the step."""
-    num_targets: int
-    stale: int
-    counted: int
+    num_targets: Count
+    stale: Count
+    counted: Count
     round_s: float
-    round_bytes: int
+    round_bytes: Count
     """Sent in the round."""
     overlap: float
     """Share of `round_s` in which microbatches were computed."""
     gradient_norm: float
-    microbatches: int
-    evaluated: int
-    reassigned: int
-    stragglers: int
-    refused: int
-    sent_bytes: int
-    received_bytes: int
+    microbatches: Count
+    evaluated: Count
+    reassigned: Count
+    stragglers: Count
+    refused: Count
+    sent_bytes: Count
+    received_bytes: Count
     busy_s: float
     """Seconds the compute thread has worked so far."""
     exact_s: float
     """And the thread of rounds and steps."""
-    screens: Annotated[tuple[tuple[Annotated[str, Text(32)], int], ...], AtMost(MAX_SCREENS)]
+    screens: Annotated[tuple[tuple[Annotated[str, Text(32)], Count], ...], AtMost(MAX_SCREENS)]
     """How often each kind of screen tripped here so far, sorted."""
     state_digest: Annotated[bytes, Octets(max_length=32)]
     """Of the version, where a snapshot was made; else empty."""
-    num_direct: int
+    num_direct: NumLinks
     """Links of this peer to others of its stage and of those beside it, by how they are reached."""
-    num_punched: int
-    num_relayed: int
+    num_punched: NumLinks
+    num_relayed: NumLinks
     not_finite: Annotated[tuple[int, ...], AtMost(MAX_WORK)]
     """Microbatches of this peer's that added nothing to the step, for a loss or a gradient was not finite."""
     answered_s: float
@@ -234,3 +240,6 @@ class StepReport(Record):
         for seconds in (self.answered_s, self.waited_s):
             if not 0 <= seconds <= MOST_SECONDS:
                 raise RemoteError("malformed", f"an exchange of {seconds} s")
+        figures = self.loss_sum, self.round_s, self.overlap, self.gradient_norm, self.busy_s, self.exact_s
+        if max(map(abs, figures)) > MOST_FIGURE:
+            raise RemoteError("malformed", f"a figure of {max(map(abs, figures))}")

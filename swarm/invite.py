@@ -61,7 +61,7 @@ class Invite:
     name: str
     """What people call the run."""
     protocol: int
-    """Number of the wire protocol (swarm.PROTOCOL)."""
+    """Number of the wire protocol (`swarm.release.PROTOCOL`)."""
     run_id: RunId
     run_key: PeerId
     certificate: bytes

@@ -2,8 +2,11 @@
 
 import re
 
-from swarm import PROTOCOL, __version__
 from swarm.core.errors import SettingsError, UpgradeNeeded
+
+__version__ = "0.1.0"
+PROTOCOL = 1
+"""Number of the wire protocol; peers of another number are refused by name."""
 
 UPGRADE_COMMAND = "pip install --upgrade homeswarm"
 _RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,3}")

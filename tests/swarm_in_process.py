@@ -307,7 +307,7 @@ class InProcessSwarm:
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
         """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""
-        async with asyncio.timeout(timeout_s):
+        async with self._while_versions_come(timeout_s):
             while not condition():
                 self._event_came.clear()
                 waiting = asyncio.ensure_future(self._event_came.wait())
@@ -319,12 +319,29 @@ class InProcessSwarm:
 
     async def finished(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
         """The host's report, once the run is over and every peer has left. Raises what broke on the way."""
-        async with asyncio.timeout(timeout_s):
+        async with self._while_versions_come(timeout_s):
             while not self._conducting.done():
                 await self._first_of(asyncio.shield(self._conducting))
             self._conducting.result()
             await asyncio.gather(*(peer.task for peer in self.peers if not peer.killed))
         return self.host.report()
+
+    @contextlib.asynccontextmanager
+    async def _while_versions_come(self, timeout_s: float) -> AsyncIterator[None]:
+        """A deadline `timeout_s` after the newest version, and in any case four times that from now."""
+        now = asyncio.get_running_loop().time
+        last = now() + 4 * timeout_s
+        async with asyncio.timeout(timeout_s) as deadline:
+
+            def put_off(event: Event) -> None:
+                if event["event"] == "version" and not deadline.expired():
+                    deadline.reschedule(min(now() + timeout_s, last))
+
+            self.on_event.append(put_off)
+            try:
+                yield
+            finally:
+                self.on_event.remove(put_off)
 
     async def close(self) -> None:
         """Stop everything, in whatever state it is."""

@@ -8,7 +8,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -115,7 +115,7 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
         yield "imports hivemind beside libp2p"
     if path.startswith("swarm/core/"):
         ours = module == "swarm" or module == "swarm.core" or module.startswith("swarm.core.")
-        if package == "swarm" and not ours and not re.fullmatch(r"swarm\.(PROTOCOL|__version__)", module):
+        if package == "swarm" and not ours:
             yield f"core imports {module}"
         elif package != "swarm" and package not in sys.stdlib_module_names:
             yield f"core imports {package}: it is the standard library's only"
@@ -212,10 +212,9 @@ def circles(imports: Mapping[str, set[str]]) -> set[frozenset[str]]:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    named = {path[:-3].replace("/", "."): path for path in modules() if not path.endswith("__init__.py")}
-    product = {name: path for name, path in named.items() if name.split(".")[0] in MAY_IMPORT}
-    found = circles(imports_of({name: (ROOT / path).read_text("utf-8") for name, path in product.items()}))
-    assert not found
+    """Packages too, and tests and benchmarks as well."""
+    named = {path[:-3].replace("/", ".").removesuffix(".__init__"): path for path in modules()}
+    assert not circles(imports_of({name: (ROOT / path).read_text("utf-8") for name, path in named.items()}))
 
 
 def test_a_circle_is_found() -> None:
@@ -274,15 +273,21 @@ def wired_late(source: str, functions: Set[str], fields: Set[str]) -> Iterator[s
     defined = {n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} - methods
     imported = {name.asname or name.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for name in n.names}
     known = {node.name for node in defined} | (imported & functions)
+    arguments = {node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None}
+    given = {one.arg for one in arguments if ast.unparse(one.annotation or one).startswith("Callable")}
 
     def is_callable(value: ast.expr) -> bool:
         if isinstance(value, ast.Attribute):
             return value.attr in BUILT_IN or value.attr in (own if _is_self(value.value) else functions - fields)
         if isinstance(value, ast.Call):
             return ast.unparse(value.func) in ("partial", "functools.partial")
-        return isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in known)
+        return isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in known | given)
 
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and len(node.args) == 3:
+            if any(map(is_callable, _parts(node.args[2]))):
+                yield f"{node.lineno}: {ast.unparse(node)} wires late: give it to the constructor, or tell an event"
+            continue
         if isinstance(node, ast.AnnAssign):
             value, targets = node.value, [node.target]
             waits = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in EMPTY)
@@ -331,6 +336,8 @@ def test_nothing_is_wired_late() -> None:
         "permit.hearers += [thread.heard]",
         "rounds.on_lost = partial(heard, 3)",
         "rounds.on_lost = heard if rounds else None",
+        "setattr(rounds, 'on_lost', heard)",
+        "def wire(rounds, on_lost: Callable[[int], None]):\n    rounds.on_lost = on_lost",
         "class A:\n    def __init__(self):\n        self.on_lost: Callable[[int], None] = lambda peer: None",
         "class A:\n    def __init__(self):\n        self.neighbours: Callable[[], set[int]] = set",
     ],
@@ -394,14 +401,36 @@ def test_a_way_back_up_is_found() -> None:
     assert not ways_back(["a", "b", "c"], {**imports, "helper": set()})
 
 
+def long_lists(paths: Iterable[str]) -> dict[str, int]:
+    """Folders that hold more modules than anyone overlooks, and how many."""
+    held = Counter(path.rpartition("/")[0] for path in paths if not path.endswith("__init__.py"))
+    return {folder: count for folder, count in held.items() if count > MOST_IN_A_FOLDER}
+
+
 def test_no_folder_is_a_long_list() -> None:
-    held = Counter(path.rpartition("/")[0] for path in modules() if not path.endswith("__init__.py"))
-    assert not {folder: count for folder, count in held.items() if count > MOST_IN_A_FOLDER}, "find the rooms in it"
+    assert not long_lists(modules()), "find the rooms in it"
+
+
+def test_a_long_list_is_found() -> None:
+    paths = [f"benchmarks/homes/m{number}.py" for number in range(MOST_IN_A_FOLDER)]
+    assert not long_lists([*paths, "benchmarks/homes/__init__.py", "benchmarks/homes/deeper/m.py"])
+    assert long_lists([*paths, "benchmarks/homes/one_more.py"]) == {"benchmarks/homes": MOST_IN_A_FOLDER + 1}
+
+
+def without_a_twin(paths: Iterable[str]) -> set[str]:
+    """Folders of tests whose path no folder has that holds modules, but for that of the docs."""
+    folders = {folder.as_posix() for path in paths for folder in Path(path).parents}
+    tested = {folder.removeprefix("tests/") for folder in folders if folder.startswith("tests/")}
+    return tested - {folder for folder in folders if not folder.startswith("tests")} - {"docs"}
 
 
 def test_each_folder_of_tests_mirrors_one_of_what_it_tests() -> None:
-    folders = {path.rpartition("/")[0].partition("/")[2] for path in modules() if path.startswith("tests/")}
-    assert not {folder for folder in folders if not (ROOT / folder).is_dir()}
+    assert not without_a_twin(modules())
+
+
+def test_a_folder_of_tests_without_a_twin_is_found() -> None:
+    tests = ["tests/test_a.py", "tests/docs/test_a.py", "tests/peer/round/test_a.py", "tests/peer/rounds/test_b.py"]
+    assert without_a_twin([*tests, "peer/round/a.py"]) == {"peer/rounds"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from benchmarks.red_team.records import Kind, Site, declared, get, put, sites, s
 from benchmarks.red_team.virtual_swarm import MAX_MESSAGE_BYTES, PeerMaker, VirtualSwarm, owner
 from peer.program.daemon import PeerDaemon
 from swarm.bulk_digest import bulk_digest
-from swarm.core.canonical import Value, pack, signed_bytes, unpack
+from swarm.core.canonical import Packed, Value, pack, signed_bytes, unpack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.forms import Form, Integer, Items, Number
 from swarm.core.ids import PeerId, Step
@@ -341,9 +341,11 @@ class MutantTransport(TransportAround):
     async def _send(
         self, peer_id: PeerId, method: str, request: Message, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        if len(pack(request.meta)) > MAX_MESSAGE_BYTES:
+        packed: Any = Packed(request.meta)  # once: it may be long
+        if len(packed.data) > MAX_MESSAGE_BYTES:
             raise RemoteError("too_large", "longer than any message may be")
-        reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        said = replace(request, meta=packed)
+        reply = await self._inner.call(peer_id, method, said, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         self._mutation.heard(reply.meta)
         return reply
 

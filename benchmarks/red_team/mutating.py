@@ -89,6 +89,7 @@ class Kept:
         self.runs[trial.seed] = sorted({one.what for one in trial.broken})
         if self._path is not None:
             line: dict[str, Any] = {"seed": trial.seed, "broken": self.runs[trial.seed], **self._made_with}
+            line |= {"cpu_s": round(trial.cpu_s, 2), **({"said": str(trial)} if trial.fails else {})}
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -123,11 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bound_pools(1, environment)
         return subprocess.run(again, env=environment, check=False).returncode
     began = told = time.time()
-    kept, peak = Kept(chosen.keep, reversal=chosen.reversal), 0.0
+    kept, peak, cpu_s = Kept(chosen.keep, reversal=chosen.reversal), 0.0, 0.0
     failing: list[Trial] = []
     left = [seed for seed in seeds if seed not in kept.runs]
     for done, trial in enumerate(trials(left, processes=chosen.processes, reversal=chosen.reversal), 1):
-        peak = max(peak, trial.peak_mib)
+        peak, cpu_s = max(peak, trial.peak_mib), cpu_s + trial.cpu_s
         kept.add(trial)
         if trial.fails:
             failing.append(trial)
@@ -148,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "all_held": sum(not found for found in of_seeds.values()),
         "broken": dict(broken),
         "seconds": time.time() - began,
+        "cpu_s_a_run": cpu_s / max(1, len(left)),
         "peak_mib": peak,
         "failing_seeds": sorted(seed for seed, found in of_seeds.items() if found),
         "shrunk": [

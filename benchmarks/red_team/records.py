@@ -13,6 +13,7 @@ from swarm import host_protocol
 from swarm.checkpoint import record as checkpoint_record
 from swarm.core.audit import chance, ticket
 from swarm.core.canonical import Value
+from swarm.core.directory import posting
 from swarm.core.forms import Each, Form, Items, Maybe, Nested
 from swarm.core.layout import Slot, layout_of
 from swarm.core.record import Record, Row, Signed, SignedOnce, SignedValue
@@ -36,7 +37,7 @@ PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
     *(host_protocol, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
-    *(verdicts, anchor, chance, seen, puncher),
+    *(verdicts, anchor, chance, seen, puncher, posting),
 )
 """Modules with records, which are loaded by this. A test looks for others."""
 BASES = frozenset({Signed, SignedOnce, SignedRecord, SignedValue, Record, Row})

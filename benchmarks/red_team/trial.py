@@ -5,6 +5,7 @@ import contextlib
 import gc
 import random
 import resource
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ class Trial:
     """How often each rule was."""
     peak_mib: float = 0.0
     """Of the process, so far."""
+    cpu_s: float = 0.0
+    """Of the process, for this run."""
 
     @property
     def fails(self) -> tuple[Broken, ...]:
@@ -118,23 +121,35 @@ def run(seed: int, *, plan: Plan | None = None, setting: str = "") -> Trial:
     """The seed's run, or that of a plan that was made smaller, in the seed's setting."""
     setting = setting or random.Random(f"setting {seed}").choice(list(SETTINGS))
     plan = plan or Plan.of_seed(seed, made=MADE, methods=METHODS)
+    began = time.process_time()
+    with _collected():
+        found, applied = _found(seed, plan, setting)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Trial(seed, setting, plan, found, applied, peak, time.process_time() - began)
+
+
+def _found(seed: int, plan: Plan, setting: str) -> tuple[tuple[Broken, ...], dict[int, int]]:
+    """What did not hold, and how often each rule was applied. Of the swarm nothing stays."""
     mutation = Mutation(plan)
     swarm = LyingSwarm(SETTINGS[setting], mutation, rng=random.Random(seed))
-    with mutation.making(), _seldom_collecting():
+    with mutation.making():
         swarm.go()
-    found = broken(swarm, honest_loss=HONEST_LOSS[setting])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Trial(seed, setting, plan, tuple(found), dict(mutation.applied), peak)
+    return tuple(broken(swarm, honest_loss=HONEST_LOSS[setting])), dict(mutation.applied)
 
 
 @contextlib.contextmanager
-def _seldom_collecting() -> Iterator[None]:
+def _collected() -> Iterator[None]:
+    """What is made within is given back at the end, files that are mapped with it, and seldom before. What was there
+    before is not gone through for it."""
     before = gc.get_threshold()
+    gc.freeze()
     gc.set_threshold(COLLECTED_AFTER, 5, 10)
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        gc.collect()
+        gc.unfreeze()
 
 
 MADE = (

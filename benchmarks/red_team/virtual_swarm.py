@@ -24,12 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.red_team.mutations import SCALE
-from benchmarks.red_team.virtual_time import VirtualLoop, WorkInLoop, run_virtually
+from benchmarks.red_team.virtual_time import AtOnce, VirtualLoop, WorkInLoop, run_virtually
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.run_folder import PreparedRun, prepare_run
 from peer.directory.kept_answers import KeptAnswers
 from peer.owner.limits import VolunteerSettings
+from peer.pipeline import exchange_store
 from peer.program.daemon import PeerDaemon
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
@@ -283,6 +284,7 @@ class VirtualSwarm:
                 tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder,
                 mock.patch.object(HashChain, "of_run", _chain_of_run),
                 mock.patch.object(memory, "MAX_META_BYTES", MAX_MESSAGE_BYTES),
+                mock.patch.object(exchange_store, "ThreadPoolExecutor", AtOnce),
             ):
                 self.run = _prepared(self.setting, Path(folder))
                 run_virtually(partial(self._main, Path(folder)), rng=self.rng, on_unhandled=self._unhandled)

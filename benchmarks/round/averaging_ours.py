@@ -221,7 +221,7 @@ class OurPeer:
             state_digest=bytes(32),
             members=members,
             leases=LeaseTable(),
-            coordinator=self._host,
+            host=self._host,
             run_key=self._host,
             neighbours=(),
             host_chain_end=self._host_chain.end,
@@ -415,6 +415,8 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
         host=identity.peer_id,
         run_key=identity.peer_id,
         log=log,
+        is_of_stage=lambda peer, stage: True,
+        may_join=lambda peer: True,
         papers=drawn_papers(transport, settings_of("int8", "mean", number)),
     )
     witness.serve(transport)

@@ -7,12 +7,12 @@ from typing import BinaryIO
 
 from bootstrap.program.books import Credit
 from bootstrap.program.host import Host
-from swarm import PROTOCOL, __version__
 from swarm.checkpoint.archive import INFO_FILE, checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
 from swarm.proto import coordinator_pb2 as pb
+from swarm.release import PROTOCOL, __version__
 
 PIECE_BYTES = 256 << 10
 

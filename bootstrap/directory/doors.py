@@ -8,7 +8,6 @@ from typing import Any
 from bootstrap.directory.answers import CoordinatorAnswers
 from bootstrap.program.dashboard import Dashboard
 from bootstrap.program.host import Host
-from swarm import PROTOCOL
 from swarm.core.errors import SettingsError
 from swarm.disk.durable_lines import replace_lines
 from swarm.invite import MAX_ADDRESSES, Invite
@@ -17,6 +16,7 @@ from swarm.network.services.certificate import Certificate, load_or_create_certi
 from swarm.network.services.coordinator_service import CoordinatorServer, ServiceLimits
 from swarm.network.services.web_site import WebSite
 from swarm.network.transport import Transport
+from swarm.release import PROTOCOL
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,8 @@ class StepFigures:
     """Sent by all peers."""
     overlap_sum: float = 0.0
     """Over the members that reported: share of its round in which each went on computing."""
-    reports: int = 0
+    reported: set[PeerId] = field(default_factory=set)
+    """Members whose figures are in here: each once, however often it is admitted again."""
     finished_at: float | None = None
 
 
@@ -86,6 +87,9 @@ class RunProgress:
         if not is_member:
             return True
         step = self.steps[report.version - 1]
+        if peer in step.reported:
+            return False
+        step.reported.add(peer)
         step.loss_sum += report.loss_sum
         step.num_targets += report.num_targets
         step.stale += report.stale
@@ -93,7 +97,6 @@ class RunProgress:
         step.round_s = max(step.round_s, report.round_s)
         step.round_bytes += report.round_bytes
         step.overlap_sum += report.overlap
-        step.reports += 1
         if report.state_digest:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
         return True
@@ -195,7 +198,7 @@ class RunProgress:
         counted = sum(step.counted for step in self.steps.values())
         seconds, tokens = self.seconds(), self.tokens
         last = self.last_common_digests()
-        reports = sum(self.steps[number].reports for number in steps)
+        reports = sum(len(self.steps[number].reported) for number in steps)
         return {
             "steps": self.done_versions(),
             "tokens": tokens,

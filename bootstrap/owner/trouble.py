@@ -15,10 +15,10 @@ from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
 from swarm.core.state.step_rule import NUM_CERTIFIED_NORMS, norms_after, why_skipped
 
-Kind = Literal["skipped", "not_finite", "loss_spike", "stalled", "left_out"]
+Kind = Literal["skipped", "not_finite", "loss_spike", "stalled", "left_out", "behind_reference"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """A step was skipped by a stage; a peer's work added nothing to one; its loss was far above the last; no step ends; a
-peer's contribution is not in one, for its line was too slow."""
+peer's contribution is not in one, for its line was too slow; the held-out loss is above a reference curve's."""
 KEPT_NORMS = 1024
 """Of each stage: a rollback goes back by fewer steps, and then wants those of the steps before."""
 LOSSES = 16

@@ -104,7 +104,8 @@ function show(state) {
   find("done").setAttribute("width", share);
   figures(state);
   const loss = state.loss.at(-1), speed = state.speed.at(-1);
-  chart("loss", [{ points: state.loss, kind: "one" }, { points: state.held_out, kind: "two" }],
+  find("reference").hidden = !state.reference.length;
+  chart("loss", [{ points: state.loss, kind: "one" }, { points: state.held_out, kind: "two" }, { points: state.reference, kind: "three" }],
     loss ? `training loss ${state.loss[0][1].toFixed(2)} at step ${state.loss[0][0]}, ${loss[1].toFixed(2)} at step ${loss[0]}` : "no loss yet");
   chart("speed", [{ points: state.speed, kind: "one" }], speed ? `${count(speed[1])} tokens a second at step ${speed[0]}` : "no step yet", 0);
   rows("stages", state.stages, "none", (stage) => [
@@ -115,6 +116,9 @@ function show(state) {
   ]);
   rows("leaders", state.leaders, "nobody yet", (leader) => [
     String(leader.rank), make("code", { title: leader.peer }, short(leader.peer)), count(leader.tokens), count(leader.steps),
+  ]);
+  rows("scores", state.scores, "none tried", (score) => [
+    String(score.version), score.task, score.metric, score.value.toFixed(4),
   ]);
   rows("bans", state.shut_out, "nobody", (ban) => [
     make("code", { title: ban.peer }, short(ban.peer)), `${ban.verdict}: ${ban.kind.replaceAll("_", " ")}`,

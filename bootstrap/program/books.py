@@ -81,6 +81,8 @@ class Books:
     """The newest, by version."""
     held_out: dict[int, float] = field(default_factory=dict)
     """Held-out loss by version."""
+    scores: dict[int, Value] = field(default_factory=dict)
+    """How the newest checkpoints that were tried at tasks did, by version."""
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     """(version gone back to, version it goes on as): those between are of abandoned branches."""
     ending: Value = None
@@ -152,6 +154,8 @@ class Books:
                 _keep(self.anchors.setdefault(facts["value"]["stage"], {}), facts["value"]["version"], facts)
             case "checkpoint":
                 _keep(self.checkpoints, facts["value"]["version"], facts)
+            case "scores":
+                _keep(self.scores, facts["value"]["version"], facts)
             case "rollback":
                 self.rollbacks.append((facts["to"], facts["version"]))
             case "ending":
@@ -250,6 +254,7 @@ class Books:
             ],
             "checkpoints": [[version, facts] for version, facts in sorted(self.checkpoints.items())],
             "held_out": [[version, loss] for version, loss in sorted(self.held_out.items())],
+            "scores": [[version, facts] for version, facts in sorted(self.scores.items())],
             "rollbacks": [list(rollback) for rollback in self.rollbacks],
             "ending": self.ending,
             "amendments": self.amendments,

@@ -56,6 +56,18 @@ BULK_SHARE = 0.5
 @click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--eval-tasks", metavar="TASK,...", help="Try checkpoints at these tasks of lm-eval; files of tasks too.")
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Another run's --report, or a CSV of tokens,loss: a notice when the held-out loss stays above it.",
+)
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="KIND:PLACE",
+    help="Feed a tracker too: tensorboard:DIR, trackio:PROJECT or wandb:PROJECT. Can be repeated.",
+)
 @click.option("--yes", is_flag=True, help="Start a run that is slower than one machine without asking, as --json does.")
 @click.option("--ends-with-run", is_flag=True, help="Go when the run is over, instead of serving its checkpoints.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
@@ -76,6 +88,9 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    eval_tasks: str | None,
+    reference: Path | None,
+    track: tuple[str, ...],
     yes: bool,
     ends_with_run: bool,
     report: Path | None,
@@ -92,12 +107,15 @@ def command(
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.owner.reference import read_reference
     from bootstrap.owner.worth import ask_whether_to_start
     from bootstrap.program.held_run import HeldRun
     from bootstrap.program.host import HostSettings
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
     from bootstrap.state.run_folder import RunFolder, prepare_run
+    from bootstrap.state.task_scores import checked_tasks
+    from bootstrap.tracking.places import TrackerPlace
     from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.memory.allocator import return_large_blocks
     from swarm.network.loop import run
@@ -133,11 +151,14 @@ def command(
             admission=policy,
             minimum_release=checked_release(minimum_release),
             mirrors=checked_mirrors(mirror),
+            reference=None if reference is None else read_reference(reference),
         ),
         doors=doors,
         relay=relay,
         report=report,
         ends_with_run=ends_with_run,
+        eval_tasks=checked_tasks(eval_tasks),
+        track=tuple(map(TrackerPlace.of, dict.fromkeys(track))),
     )
     place = None if archive is None else open_place(archive)
     root = (folder or manifest.with_suffix("")).absolute()
@@ -201,12 +222,21 @@ class _Shown:
                 click.echo(_step_line(event))
             case {"event": "evaluation", "version": version, "held_out_loss": loss}:
                 click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
+            case {"event": "scores", "version": version, "scores": scores}:
+                told = ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in scores)
+                click.echo(f"tasks at version {version}: {told}")
+            case {"event": "not_scored", "version": version, "reason": reason}:
+                click.echo(f"version {version} was not tried at its tasks: {reason}")
             case {"event": "checkpoint", "path": path}:
                 click.echo(f"checkpoint {path}")
             case {"event": "archived", "version": version, "url": url}:
                 click.echo(f"checkpoint {version} is at {url}")
             case {"event": "not_archived", "reason": reason}:
                 click.echo(f"{reason}; tried again")
+            case {"event": "not_tracked", "to": to, "reason": reason}:
+                click.echo(f"{to} does not take the run's figures: {reason}; tried again, and nothing is lost")
+            case {"event": "tracked_again", "to": to}:
+                click.echo(f"{to} has all of the run's figures again")
             case {"event": "disk_full", "reason": reason}:
                 click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
             case {"event": "notice"}:

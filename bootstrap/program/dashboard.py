@@ -16,7 +16,7 @@ from bootstrap.owner.progress import StepFigures
 from bootstrap.owner.trouble import KINDS
 from bootstrap.program.host import Host
 from swarm.checkpoint.archive import checkpoint_path
-from swarm.checkpoint.record import CheckpointRecord
+from swarm.checkpoint.record import CheckpointRecord, CheckpointScores
 from swarm.core.ids import PeerId
 from verification.audit.evidence import SUFFIX
 from verification.audit.verdicts import Ban, Quarantine
@@ -26,6 +26,7 @@ MAX_POINTS = 400
 MAX_LEADERS = 50
 MAX_BANS = 50
 MAX_NOTICES = 20
+MAX_SCORES = 100
 MAX_NOTICE_PEERS = 8
 
 Point = TypeVar("Point")
@@ -66,7 +67,9 @@ class Dashboard(Collector):
             "tokens_per_s": progress.recent_tokens_per_s(),
             "loss": thinned([[n, figures.loss_sum / figures.num_targets] for n, figures in self._told()]),
             "held_out": thinned([[version, loss] for version, loss in sorted(books.held_out.items())]),
+            "reference": thinned(self._reference()),
             "speed": thinned(self._speeds()),
+            "scores": self._scores(),
             "stages": self._stages(),
             "leaders": [
                 {
@@ -88,6 +91,23 @@ class Dashboard(Collector):
         progress = self._host.progress
         done = progress.done_versions()
         return [(n, figures) for n, figures in sorted(progress.steps.items()) if figures.num_targets and n < done]
+
+    def _reference(self) -> list[list[float]]:
+        """[version, loss of the reference at as many tokens], if the host has one."""
+        reference, trained = self._host.settings.reference, self._host.trained
+        if reference is None:
+            return []
+        told = [(version, reference.loss_at(trained.at(version))) for version in trained.versions()]
+        return [[version, loss] for version, loss in told if loss is not None]
+
+    def _scores(self) -> list[dict[str, Any]]:
+        """The newest checkpoint's first."""
+        tried = [CheckpointScores.from_value(facts) for _, facts in sorted(self._host.books.scores.items())]
+        return [
+            {"version": one.version, "task": score.task, "metric": score.metric, "value": score.value}
+            for one in reversed(tried)
+            for score in one.scores
+        ][:MAX_SCORES]
 
     def _speeds(self) -> list[list[float]]:
         """[step, tokens/s] of each step that follows another."""

@@ -21,6 +21,8 @@ from bootstrap.directory.postings import Postings
 from bootstrap.directory.rebalancing import Rebalancing
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
+from bootstrap.owner.reference import Reference
+from bootstrap.owner.trained_tokens import TrainedTokens
 from bootstrap.owner.trouble import Notice, Trouble
 from bootstrap.program.books import Books, Credit, is_cut_anew
 from bootstrap.program.host_context import HostContext
@@ -78,6 +80,7 @@ from verification.kinds.false_work import FalseWork, entry_check
 
 if TYPE_CHECKING:  # fsspec is not loaded unless it is used
     from bootstrap.state.remote_archive import ArchiveCopies
+    from bootstrap.state.task_scores import TaskScores
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,8 @@ FAREWELL_S = 600.0
 FIGURES_AFTER = 2
 """Versions; a step's figures are written down when its peers have had so long to report."""
 MAX_NOTICES = 1024
+MOST_STEPS_WORK = 2
+"""Times a member's part of a step, that it may say added nothing."""
 NEAR_VERSIONS = 16
 """What peers say of steps further away is not written down."""
 
@@ -116,6 +121,8 @@ class HostSettings:
     """The oldest release of the program that the host takes in; an older peer finishes what it does, and goes."""
     mirrors: tuple[str, ...] = ()
     """HTTPS URLs of folders that hold the run's token files."""
+    reference: Reference | None = None
+    """The curve that the held-out loss is held against."""
 
 
 class Host:
@@ -136,11 +143,14 @@ class Host:
         """If this host carries peers that cannot be dialled to each other."""
         self.copies: ArchiveCopies | None = None
         """If checkpoints are kept at a URL too."""
+        self.scoring: TaskScores | None = None
+        """If checkpoints are tried at tasks."""
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
         self._began_at = run.version
         self._books = Books()
+        self._trained = TrainedTokens()
         self._trouble = Trouble(run.settings)
         self.notices = deque[Notice](maxlen=MAX_NOTICES)
         """What has gone wrong in this run lately, oldest first; all of it is in the ledger."""
@@ -231,6 +241,7 @@ class Host:
             ledger,
             self.progress,
             self.justice.anchor_of,
+            self._followed.chain_at,
             settings.kept_checkpoints,
             lambda: lineage_of(run, self.books),
         )
@@ -295,6 +306,18 @@ class Host:
         """As of now: justice and whoever makes vouchers write to the ledger too."""
         self._books.catch_up(self._ledger)
         return self._books
+
+    @property
+    def trained(self) -> TrainedTokens:
+        """As of now."""
+        self._trained.catch_up(self._ledger)
+        return self._trained
+
+    def held_out_by_tokens(self) -> list[tuple[int, float]]:
+        """(tokens trained on, held-out loss) of each version that was measured, without those of abandoned branches."""
+        books, trained = self.books, self.trained
+        held_out = sorted(books.held_out.items())
+        return [(trained.at(version), loss) for version, loss in held_out if not books.is_abandoned(version)]
 
     def missing(self) -> dict[int, int]:
         """How many peers of which stages have to come before the run can begin, or go on; empty while it goes on."""
@@ -370,6 +393,8 @@ class Host:
                 path = await self._archivist.archive(version, self._beginning.stages)
                 if self.copies is not None:
                     self.copies.wake()
+                if self.scoring is not None:
+                    self.scoring.wake()
                 self._emit({"event": "checkpoint", "version": version, "path": str(path)})
             except VersionGone as gone:  # the host was away too long: the next checkpoint will do
                 if self.amending.pending is not None and due == self.amending.ends_at:
@@ -538,10 +563,18 @@ class Host:
                 loss = await self._evaluation.loss(version)
                 self._ledger.append("evaluation", {"version": version, "held_out_loss": loss})
                 self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
+                self._compare(version)
             except VersionGone as gone:
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             finally:
                 self._evaluation.asked_for.task_done()
+
+    def _compare(self, version: int) -> None:
+        """The held-out loss with the reference's, if there is one."""
+        reference = self.settings.reference
+        reason = None if reference is None else reference.why_behind(self.held_out_by_tokens())
+        if reason is not None:
+            self._notice(Notice("behind_reference", version, None, (), (), reason))
 
     # -- what peers ask -----------------------------------------------------------------------------------
 
@@ -588,9 +621,11 @@ class Host:
             raise RemoteError("protocol", f"a step to version {report.version}; this run goes from {first} to {last}")
         if self.progress.take(sender, report, is_member=self.justice.may_train(sender)):
             self._tell_step(sender, report)
-            if report.not_finite and abs(report.version - self.progress.done_versions()) < NEAR_VERSIONS:
+            is_near = abs(report.version - self.progress.done_versions()) < NEAR_VERSIONS
+            if report.not_finite and is_near and self.justice.may_train(sender):
                 said = "a loss or a gradient was not finite: the work added nothing"
-                ids = tuple(sorted(set(report.not_finite)))
+                # What no member can have done is not written down: the ledger keeps it for ever.
+                ids = tuple(sorted(set(report.not_finite)))[: MOST_STEPS_WORK * self.run.settings.microbatches_of_one]
                 self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
@@ -782,6 +817,7 @@ class Host:
         """The run's figures for `--report`."""
         summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
+        summary["held_out_by_tokens"] = self.held_out_by_tokens()
         summary["amendments"] = self.amending.history
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]

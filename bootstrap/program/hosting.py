@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,17 @@ from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchiveCopies
 from bootstrap.state.run_folder import PreparedRun, taken_up_again
+from bootstrap.state.task_scores import TaskScores
+from bootstrap.tracking.feeding import Job
+from bootstrap.tracking.places import TrackerPlace
+from bootstrap.tracking.tracker import TrackedRun
+from bootstrap.tracking.tracking import Tracking
+from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.errors import DiskFullError
 from swarm.disk.room import disk_room, full_disk
 from swarm.disk.whole_file import whole_file
+from swarm.manifest.value import json_of, settings_to_value
 from swarm.network.addresses import at_port, port_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.loop import happened
@@ -56,6 +64,10 @@ class HostingSettings:
     """Where the run's figures go at the end, as JSON."""
     ends_with_run: bool = False
     """Whether the host goes when the run is over, instead of serving what came of it until it is told to stop."""
+    track: tuple[TrackerPlace, ...] = ()
+    """Trackers that are fed with the run's figures."""
+    eval_tasks: tuple[str, ...] = ()
+    """lm-eval's, at which checkpoints are tried."""
 
 
 class _NetworkLost(Exception):
@@ -79,6 +91,11 @@ class Hosting:
 
     async def run(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises DiskFullError where the disk does not take the end either."""
+        async with Tracking([_job(place, prepared) for place in self._settings.track], self._show):
+            await self._go_on(prepared, stop)
+        self._show({"event": "finished"})
+
+    async def _go_on(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
         folder = prepared.folder.root
         while True:
             try:
@@ -101,7 +118,6 @@ class Hosting:
             if stop.is_set():
                 break
             prepared = await asyncio.to_thread(taken_up_again, prepared)
-        self._show({"event": "finished"})
 
     async def _serve(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
@@ -135,6 +151,11 @@ class Hosting:
                 opened.callback(copies.close)
                 host.copies = copies
                 beside.append(copies)
+            if settings.eval_tasks:
+                newest = partial(_newest_untried, host)
+                host.scoring = TaskScores(settings.eval_tasks, prepared, ledger, newest, self._show)
+                scoring = asyncio.ensure_future(host.scoring.run_for_ever())
+                opened.push_async_callback(_ended, scoring)
             await self._answer_owner(host, opened)
             self._tell(prepared, transport, doors)
             try:
@@ -219,6 +240,33 @@ async def _any_of(*events: asyncio.Event) -> None:
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _newest_untried(host: Host) -> int | None:
+    """The newest checkpoint, unless its scores are known or it is not there."""
+    version = max(host.books.checkpoints, default=None)
+    if version is None or version in host.books.scores:
+        return None
+    return version if checkpoint_path(host.run.folder.checkpoints, version).is_dir() else None
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    """Raises what it has ended by, if it has by itself."""
+    task.cancel()
+    (found,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(found, Exception):
+        raise found
+
+
+def _job(place: TrackerPlace, prepared: PreparedRun) -> Job:
+    settings = prepared.settings
+    run = TrackedRun(
+        run_id=prepared.run_id,
+        name=settings.name,
+        settings=json_of(settings_to_value(settings)),
+        folder=prepared.folder.root,
+    )
+    return Job(place, prepared.folder.ledger, run)
 
 
 def _copies(prepared: PreparedRun, host: Host, show: Callable[[dict[str, Any]], None]) -> ArchiveCopies:

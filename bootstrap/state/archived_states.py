@@ -11,11 +11,13 @@ from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.results import ResultStore
 from swarm.checkpoint.snapshots import SnapshotStore
 from swarm.checkpoint.state import StageState
-from swarm.checkpoint.transfer import fetch_results, fetch_state
+from swarm.checkpoint.transfer import fetch_bare_results, fetch_results, fetch_state
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.coming_back import Era, Point, point_of, points_of
+from swarm.core.state.stage_chain import StageChain
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Transport
 
@@ -44,16 +46,19 @@ class ArchivedStates:
         self._taking = [asyncio.Lock() for _ in run.states]
         """Of a stage's last peers two may leave at once."""
 
-    async def take(self, transport: Transport, peer: PeerId, stage: int, *, start: int, version: int) -> None:
-        """Fetch a peer's snapshot of version `start` and the results from there to `version`.
+    async def take(self, transport: Transport, peer: PeerId, stage: int, certified: StageChain, *, start: int) -> None:
+        """Fetch a peer's snapshot of version `start` and the results from there to what is `certified`.
 
-        On disk when this returns. Raises TransientError or RemoteError.
+        On disk when this returns; what was there before is gone only then. Raises TransientError, or RemoteError for
+        what does not lead to the certified version.
         """
-        past, settings = self._handed[stage], self._run.settings
+        past, settings, version = self._handed[stage], self._run.settings, int(certified.version)
         async with self._taking[stage]:
             state, offer = await fetch_state(transport, peer, stage, past.layout, settings, past.folder, version=start)
             if offer.chain is None:
                 raise RemoteError("protocol", f"version {start} comes without what is certified of it", peer)
+            if await self._led_to(transport, peer, offer.chain, version) != certified.to_value():
+                raise RemoteError("fork", f"version {start} does not lead to the certified version {version}", peer)
             await self._stores[stage].save(state, offer.chain)
             results = ResultStore(past.folder, offer.chain, kept=version - start + 1)
             at = start
@@ -68,6 +73,20 @@ class ArchivedStates:
                     await asyncio.to_thread(results.write, at)
                     at += 1
             await asyncio.to_thread(results.forget_others)
+
+    async def _led_to(self, transport: Transport, peer: PeerId, chain: StageChain, version: int) -> Value:
+        """What the chain becomes by the peer's results, up to a version: its name alone would bind no leases.
+
+        Raises TransientError or RemoteError.
+        """
+        settings = self._run.settings
+        while chain.version < version:
+            offered = await fetch_bare_results(transport, peer, int(chain.version), settings)
+            if not offered.results:
+                raise TransientError(f"{peer} has no result of step {chain.version} any more")
+            for result, _ in offered.results[: version - int(chain.version)]:
+                chain = chain.advance(result, settings)
+        return chain.to_value()
 
     def held(self, stage: int, eras: Sequence[Era]) -> dict[Point, Archived]:
         """Of one stage, by what it is a state of."""

@@ -1,7 +1,6 @@
 """The host's archive: at due versions it fetches each stage's state, and signs for what it has written."""
 
 import asyncio
-import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,10 +17,10 @@ from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import Offer, fetch_state
-from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.manifest.value import settings_to_value
+from swarm.core.state.stage_chain import StageChain
+from swarm.manifest.value import json_of, settings_to_value
 from swarm.network.transport import Transport
 from verification.state.anchor import Anchor
 
@@ -43,15 +42,18 @@ class Archivist:
         ledger: Ledger,
         progress: RunProgress,
         anchor_of: Callable[[int, int], Anchor | None],
+        chain_at: Callable[[int, int], StageChain | None],
         kept_checkpoints: int,
         lineage: Callable[[], dict[str, Any]],
     ) -> None:
-        """`anchor_of` a stage at a version, if there is one by now; `lineage` of the weights, for the model card."""
+        """`anchor_of` a stage at a version, if there is one by now; `chain_at`: what is certified of it, where that is
+        known here; `lineage` of the weights, for the model card."""
         self._run = run
         self._transport = transport
         self._ledger = ledger
         self._progress = progress
         self._anchor_of = anchor_of
+        self._chain_at = chain_at
         self._kept_checkpoints = kept_checkpoints
         self._lineage = lineage
         self.paths: dict[int, Path] = {}
@@ -77,14 +79,21 @@ class Archivist:
                 state, offer, agreed = await self.state_of(stage, version, start)
                 anchored = anchored and agreed
                 digests.append(offer.digest)
-                if offer.chain is not None and stage == 0:
-                    leases = offer.chain.leases
+                if stage == 0:
+                    leases = self._leases_of(version, offer)
                 await asyncio.to_thread(writer.add_stage, stage, state)
             path = await self._committed(writer, leases)
         except BaseException:
             writer.abandon()
             raise
         return await self._signed(path, version, anchored, digests)
+
+    def _leases_of(self, version: int, offer: Offer) -> LeaseTable:
+        """How far the data was used, as this host has certified it: a version's name binds no leases, and so a donor
+        could name any. Its word counts where the host does not know the version."""
+        anchor = self._anchor_of(0, version)
+        known = self._chain_at(0, version) or (anchor.chain if anchor is not None else offer.chain)
+        return known.leases if known is not None else LeaseTable()
 
     async def archive_beginning(
         self,
@@ -122,8 +131,8 @@ class Archivist:
         meta = CheckpointMeta(
             model=settings.model,
             tokenizer=settings.data.tokenizer,
-            run=_json(settings_to_value(settings)),
-            data_position=_json(leases.to_value()),
+            run=json_of(settings_to_value(settings)),
+            data_position=json_of(leases.to_value()),
             lineage=self._lineage(),
         )
         return await asyncio.to_thread(writer.commit, meta)
@@ -162,8 +171,3 @@ class Archivist:
                         return state, offer, anchor is not None
                     log.warning("state of stage %d version %d from %s is not the one anchored", stage, version, peer)
             await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
-
-
-def _json(value: Value) -> Any:
-    """The value as JSON has it: bytes in hex."""
-    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))

@@ -223,8 +223,13 @@ class Beginning:
         known: Mapping[PeerId, int],
         era: int | None = None,
     ) -> list[Genesis]:
-        """Geneses of all stages, with these members of each, and what is `known` of the work of any of them."""
+        """Geneses of all stages, with these members of each, and what is `known` of the work of any of them.
+
+        Of more than a stage takes those come first who are known to have done the most, then those named first.
+        """
         settings, made, era = self._run.settings, [], self._era if era is None else era
+        most = settings.limits.max_peers_per_stage
+        members = [sorted(of_stage, key=lambda peer: -known.get(peer, 0))[:most] for of_stage in members]
         step_tokens = settings.microbatches_of_one * settings.microbatch_targets
         if settings.has_windows:  # each has done a window
             step_tokens *= len(members[0])

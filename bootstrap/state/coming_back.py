@@ -23,7 +23,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.core.state.coming_back import StageSeen
+from swarm.core.state.coming_back import AHEAD, StageSeen
 from swarm.host_protocol import HAND_OVER, STANDING
 from swarm.network.transport import Message, Transport
 
@@ -87,7 +87,10 @@ class ComingBack:
         self._leaving.discard(peer)
         stage = self.host.progress.peers[peer].stage
         followed = self.host.followed.get(stage)
-        if followed is None or peer not in followed.chain.members or self._left_at.get(peer) == version:
+        if followed is None or peer not in followed.chain.members:
+            return
+        version = min(version, int(followed.version) + AHEAD)
+        if version <= self._left_at.get(peer, -1):  # each version once: the ledger keeps it for ever
             return
         self._left_at[peer] = version
         self.host.ledger.append("goodbye", {"peer": peer, "version": version})
@@ -101,18 +104,29 @@ class ComingBack:
         figures = self.host.progress.peers.get(sender)
         if figures is None or figures.stage != stage or stage not in self.host.followed:
             raise RemoteError("standing", f"{sender} serves no stage {stage} that has begun", sender)
+        # In a public run nobody is believed alone, and the disks of those who agree keep the state.
+        is_believed = self.host.run.settings.trust == "friends" and sender in self.host.followed[stage].chain.members
         if ready:
+            if not is_believed:
+                raise RemoteError("standing", f"nobody has asked {sender} for the state of stage {stage}", sender)
             if not start <= version <= start + MOST_HANDED_RESULTS:
                 raise RemoteError("protocol", f"{version - start} results are handed over", sender)
             async with asyncio.timeout(self.host.beginning.states_s):
-                await self.archived.take(self.host.transport, sender, stage, start=start, version=version)
+                await self._take(sender, stage, start=start, version=version)
             self.host.emit({"event": "handed_over", "stage": stage, "version": version, "peer_id": sender})
             return Message({"wanted": False})
         self._leaving.add(sender)
         others = [peer for peer in self.host.progress.present(stage=stage) if peer not in self._leaving]
         standing = await self._standings([peer for peer in others if self.host.justice.may_train(peer)], stage)
-        # In a public run nobody is believed alone, and the disks of those who agree keep the state.
-        return Message({"wanted": not standing and self.host.run.settings.trust == "friends"})
+        return Message({"wanted": not standing and is_believed})
+
+    async def _take(self, peer: PeerId, stage: int, *, start: int, version: int) -> None:
+        """What a member hands over, up to a version that is certified. Raises TransientError or RemoteError."""
+        await self.host.followed.catch_up(stage, [(version, peer)], most_behind=0)
+        certified = self.host.followed.chain_at(stage, version)
+        if certified is None:
+            raise TransientError(f"version {version} of stage {stage} is not known to be certified")
+        await self.archived.take(self.host.transport, peer, stage, certified, start=start)
 
     # -- who waits ----------------------------------------------------------------------------------------
 

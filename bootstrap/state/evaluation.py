@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 PAUSE_S = 0.2
+MOST_NATS = 1e30
+"""A target: more is no loss that is written down for ever."""
 
 
 class Evaluation:
@@ -81,11 +83,18 @@ class Evaluation:
                         timeout_s=self._answer_s,
                         max_body_bytes=0,
                     )
-                    fields = Fields("evaluation", reply.meta)
-                    return fields.number("loss_sum"), fields.integer("num_targets", low=1)
+                    return _read(Fields("evaluation", reply.meta), self._settings.microbatch_tokens)
                 except (TransientError, RemoteError) as error:
                     log.info("evaluation of %d by %s: %s", version, source[-6:], error)
             if self._progress.is_gone(0, version, self._settings):
                 raise VersionGone(f"no peer of stage 0 holds version {version} any more")
             turn += 1
             await asyncio.sleep(PAUSE_S)
+
+
+def _read(fields: Fields, most_targets: int) -> tuple[float, int]:
+    """Loss sum and number of targets. Raises RemoteError for what no microbatch's can be."""
+    loss_sum, num_targets = fields.number("loss_sum"), fields.integer("num_targets", low=1, high=most_targets)
+    if not 0 <= loss_sum <= MOST_NATS * num_targets:
+        raise RemoteError("malformed", f"a loss of {loss_sum} over {num_targets} targets")
+    return loss_sum, num_targets

@@ -7,6 +7,7 @@ prepared, and signs geneses of a new era.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -19,8 +20,8 @@ from bootstrap.state.beginning import StageSource, StageStart, stage_start
 from bootstrap.state.telling import tell_all
 from swarm.checkpoint.state import CHUNK_BYTES, UNNAMED, num_chunks_of, verify_chunk, verify_hashes
 from swarm.checkpoint.transfer import MAX_HASH_BYTES, MAX_STATE_BYTES_PER_VALUE
-from swarm.core.canonical import Value
-from swarm.core.errors import TransientError
+from swarm.core.canonical import Value, digest
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.leases import LeaseTable
@@ -39,10 +40,12 @@ from swarm.core.state.coming_back import (
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.host_protocol import HOLDINGS, MAX_HOLDINGS, PREPARE
 from swarm.network.transport import Message
+from verification.state.anchor import Anchor
 
 log = logging.getLogger(__name__)
 
 PREPARE_CALL_S = 10.0
+LOOK_S = 0.2
 
 LookAgain: TypeAlias = Callable[[], Awaitable[Sequence[StageSeen]]]
 """Who is there of each stage by now."""
@@ -194,10 +197,12 @@ class GoingOn:
     async def _prepared(
         self, stage: int, choice: _Choice, holders: Mapping[PeerId, Holding]
     ) -> dict[PeerId, _Prepared]:
-        """What each holder has made. Raises TransientError if one has taken a step that nobody knew of."""
-        layout = self._host.beginning.stages[stage].state.layout
+        """What each holder has made. Once enough of them agree the others have as long again, and `PREPARE_CALL_S` at
+        least: nobody keeps a run waiting that could go on. Raises TransientError if nobody has made it.
+        """
+        layout, made = self._host.beginning.stages[stage].state.layout, dict[PeerId, _Prepared]()
 
-        async def one(peer: PeerId) -> _Prepared:
+        async def one(peer: PeerId) -> None:
             held = holders[peer]
             meta: dict[str, Value] = {"lineage": held.lineage, "version": held.newest, "number": choice.number}
             while True:
@@ -212,19 +217,32 @@ class GoingOn:
                 if fields.integer("newest") > choice.highest:
                     raise TransientError(f"{peer} has gone on")
                 if fields.optional("state"):
-                    return _read_prepared(Fields("prepared state", fields.message("state")), reply.body)
+                    made[peer] = _read_prepared(Fields("prepared state", fields.message("state")), reply.body)
+                    return
+                await asyncio.sleep(LOOK_S)
 
         def _read_prepared(fields: Fields, body: bytes | bytearray | memoryview) -> _Prepared:
             total = fields.integer("total_bytes", low=1, high=MAX_STATE_BYTES_PER_VALUE * layout.num_values + (1 << 24))
-            digest, chain = fields.octets("digest", length=32), StageChain.from_value(fields.message("chain"))
+            root, chain = fields.octets("digest", length=32), StageChain.from_value(fields.message("chain"))
             fields.done()
             at = 32 * num_chunks_of(total)
             hashes = tuple(bytes(body[start : start + 32]) for start in range(0, at, 32))
-            verify_hashes(digest, hashes, total)
+            verify_hashes(root, hashes, total)
             verify_chunk(hashes, 0, body[at:])
-            return _Prepared(StageSource(layout, choice.number, digest, total, hashes, bytes(body[at:])), chain)
+            return _Prepared(StageSource(layout, choice.number, root, total, hashes, bytes(body[at:])), chain)
 
-        made = await of_each(holders, one)
+        loop = asyncio.get_running_loop()
+        began, give_up_at = loop.time(), math.inf
+        asking = asyncio.ensure_future(of_each(holders, one))
+        try:
+            while not asking.done() and loop.time() < give_up_at:
+                await asyncio.wait({asking}, timeout=LOOK_S)
+                if give_up_at == math.inf and self._agreed(stage, choice, made) is not None:
+                    give_up_at = loop.time() + max(loop.time() - began, PREPARE_CALL_S)
+            if asking.done():
+                asking.result()
+        finally:
+            asking.cancel()
         if not made:
             raise TransientError(f"nobody of stage {stage} has made version {choice.point.version} again")
         return made
@@ -232,26 +250,40 @@ class GoingOn:
     def _agreed(
         self, stage: int, choice: _Choice, prepared: Mapping[PeerId, _Prepared]
     ) -> tuple[StageSource, StageChain] | None:
-        """The state that most say, if what is certified of it is what this host knows; None if nobody is believed."""
+        """The state that most say, among strangers one that is anchored or that members of more than two thirds of the
+        work say, if what is certified of it is what this host knows; None if nobody is believed."""
         version = choice.point.version
         known = self._host.followed.chain_at(stage, version) if choice.is_present else None
         right = {peer: one for peer, one in prepared.items() if known is None or one.chain.name == known.name}
-        stated = [one.source.digest for one in right.values()]
-        best = max(sorted(set(stated)), key=stated.count, default=None)
-        if best is None:
-            return None
-        agreed = next(one for _, one in sorted(right.items()) if one.source.digest == best)
+        saying: dict[bytes, list[PeerId]] = {}
+        for peer, one in sorted(right.items()):
+            # A version's name binds no leases.
+            said = one.source.digest if known is not None else digest("said", [one.source.digest, one.chain.to_value()])
+            saying.setdefault(said, []).append(peer)
+        most_said = [peers for _, peers in sorted(saying.items(), key=lambda item: (-len(item[1]), item[0]))]
         if self._host.run.settings.trust == "public":
-            begun_at = int(self._host.beginning.geneses[stage].version)
-            anchor = self._host.justice.anchor_of(stage, version if choice.is_present else begun_at)
-            is_anchored = (
-                anchor is not None and agreed.source.digest_as(int(anchor.version), anchor.name) == anchor.state_digest
-            )
             weights = seats(known.basis.work_of) if known is not None else {}
-            saying = [peer for peer in weights if peer in right and right[peer].source.digest == best]
-            if not is_anchored and not 3 * weight_of(weights, saying) > 2 * sum(weights.values()) > 0:
-                return None
-        return agreed.source, known if known is not None else agreed.chain
+            most_said = [
+                peers
+                for peers in most_said
+                if 3 * weight_of(weights, [peer for peer in peers if peer in weights]) > 2 * sum(weights.values()) > 0
+                or self._anchor_over(stage, choice, right[peers[0]].source) is not None
+            ]
+        if not most_said:
+            return None
+        agreed = right[most_said[0][0]]
+        anchor = self._anchor_over(stage, choice, agreed.source)
+        return agreed.source, known or (anchor.chain if anchor is not None else agreed.chain)
+
+    def _anchor_over(self, stage: int, choice: _Choice, source: StageSource) -> Anchor | None:
+        """The run key's word on this very state."""
+        begun_at = int(self._host.beginning.geneses[stage].version)
+        anchor = self._host.justice.anchor_of(stage, choice.point.version if choice.is_present else begun_at)
+        try:
+            is_it = anchor is not None and source.digest_as(int(anchor.version), anchor.name) == anchor.state_digest
+        except RemoteError:  # its first chunk is no state's
+            return None
+        return anchor if is_it else None
 
     def _begin(
         self,

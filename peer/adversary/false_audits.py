@@ -91,7 +91,7 @@ class FalseCharges:
                 reply = await self._call(juror, JURY, meta)
                 votes.append(JurorVote.from_value(Fields("jury answer", reply.meta).message("vote")))
         found = Quarantine(*made.facts, votes=tuple(votes))
-        for peer in {*after.members, steps.chain.coordinator} - {me}:
+        for peer in {*after.members, steps.chain.host} - {me}:
             with contextlib.suppress(RemoteError, TransientError):
                 await self._call(peer, QUARANTINE, {"quarantine": found.to_value()})
 

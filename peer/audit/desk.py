@@ -91,7 +91,8 @@ class AuditDesk:
         if made is None:
             raise TransientError(f"who reduced part {index} of step {step} is not known here")
         drawn = draw(reveal, made.statement_digest, auditor=auditor, target=made.reducer)
-        if not drawn.hits_part(index, reducer_rate(len(roster.members), self._budget, factor=SUSPICION_FACTOR)):
+        replicas, parts = len(roster.members), roster.num_parts
+        if not drawn.hits_part(index, reducer_rate(replicas, self._budget, num_parts=parts, factor=SUSPICION_FACTOR)):
             raise RemoteError("draw", f"part {index} of step {step} was not drawn", sender)
         if wanted not in [one.digest for one in made.inputs]:
             raise RemoteError("draw", f"nothing of that digest went into part {index} of step {step}", sender)

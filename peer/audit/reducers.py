@@ -56,11 +56,12 @@ class ReducerAudits:
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[PartDue]:
         """Parts whose reducer signed for them."""
         roster, me = applied.result.roster, self._steps.context.me
+        rate_of = partial(reducer_rate, num_parts=roster.num_parts)
         for (part, cohort), made in self._steps.context.reductions.of_step(roster.step).items():
             if made.reducer == me:
                 continue
             drawn = draw(reveal, made.statement_digest, auditor=me, target=made.reducer)
-            rate = self._inquiry.rate(reducer_rate, len(roster.members), made.reducer, applied.chain.version)
+            rate = self._inquiry.rate(rate_of, len(roster.members), made.reducer, applied.chain.version)
             if drawn.hits_part(part, rate):
                 yield PartDue(made, cohort, reveal)
 

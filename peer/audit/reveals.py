@@ -31,7 +31,7 @@ class Reveals:
         ticket.check(
             run_id=self._steps.context.run_id, run_key=chain.run_key, amendments=chain.amendments, verify=verify
         )
-        if sender not in (ticket.peer_id, chain.coordinator):
+        if sender not in (ticket.peer_id, chain.host):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id}", sender)
         if step > chain.version:
             raise TransientError(f"a reveal of step {step}; this stage is at version {chain.version}")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
@@ -62,6 +62,9 @@ class LimitedTransport(TransportAround):
     def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
         super().__init__(inner)
         self._elsewhere_bytes = 0
+        self._expected: frozenset[PeerId] = frozenset()
+        self._strangers_turn = asyncio.Lock()
+        """Of whom nobody expects one answer at a time has its place in the line: they cannot fill it."""
         self.set_rates(upload_mbit=upload_mbit, download_mbit=download_mbit)
 
     def set_rates(self, *, upload_mbit: float | None, download_mbit: float | None) -> None:
@@ -69,6 +72,10 @@ class LimitedTransport(TransportAround):
         inner = self._inner
         self._up = None if upload_mbit is None else Meter(upload_mbit, lambda: inner.traffic()[0])
         self._down = None if download_mbit is None else Meter(download_mbit, lambda: self.traffic()[1])
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._expected = frozenset(peers)
+        super().expect(self._expected)
 
     def sends_s(self, num_bytes: int) -> float:
         """Seconds that bodies of so many bytes take at the owner's rate; 0 if there is none."""
@@ -85,11 +92,20 @@ class LimitedTransport(TransportAround):
             if self._down is not None:
                 await self._down.take(request.num_bytes)
             reply = await handler(sender, request)
-            if self._up is not None:
-                await self._up.take(reply.num_bytes)
+            await self._take_up(sender, reply.num_bytes)
             return reply
 
         self._inner.serve(method, limited, max_body_bytes=max_body_bytes)
+
+    async def _take_up(self, peer_id: PeerId, num_bytes: int) -> None:
+        """For an answer to the peer."""
+        if self._up is None:
+            return
+        if num_bytes <= SMALL_BYTES or not self._expected or peer_id in self._expected:
+            await self._up.take(num_bytes)
+        else:
+            async with self._strangers_turn:
+                await self._up.take(num_bytes)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

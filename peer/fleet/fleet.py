@@ -79,8 +79,6 @@ class _Peer:
     """joining, waiting (for admission), member, draining, moving, gone"""
     is_proven: bool = False
     settled_at: float = 0.0
-    lies_since: int = 0
-    """Version at which a liar became a member."""
     banned_at: int = -1
     useful_power: float = 0.0
     """In its stage."""
@@ -400,7 +398,6 @@ class Fleet:
         """A member, or one who is about to be."""
         flow, stage, slot = self.flow, peer.stage, self._slots.popleft()
         peer.slot, peer.state, peer.is_proven, peer.settled_at = slot, "member", True, self.now
-        peer.lies_since = self._version[stage]
         self._by_slot[slot] = peer
         compute_s = self._costs[stage] / peer.power
         forward = self.scenario.model.forward_share

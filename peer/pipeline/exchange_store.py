@@ -48,13 +48,12 @@ class ExchangeStore:
         self._max_microbatches = max_microbatches
         self._held: dict[Step, dict[MicrobatchId, dict[bytes, Exchange]]] = {}
         """Of a microbatch, by the digest of the activation's header; an answer after the first, by that of its own."""
-        self._folder = folder
-        self._cold: dict[Step, ColdBytes] = {}
-        """The steps' bytes on disk."""
+        self._cold = ColdBytes(folder, EXCHANGES)
+        """Their bytes on disk, in a file for each step: that goes once its step is too old, and nobody reads in it."""
+        self._written = -1
+        """The newest step that is there."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=EXCHANGES) if folder is not None else None
         self._changing = threading.Lock()
-        for left in folder.glob(f"{EXCHANGES}-*") if folder is not None else ():
-            left.unlink(missing_ok=True)
         self._born: dict[Step, dict[bytes, tuple[BirthRecord, Bytes]]] = {}
         """In a run of one stage, where nothing is sent: what began here, with its targets, by the record's digest."""
 
@@ -103,13 +102,12 @@ class ExchangeStore:
     def _write(self, exchange: Exchange, key: bytes) -> None:
         """(its own thread) Put its bytes on disk, and read them from there from now on."""
         step, number = exchange.birth.step, exchange.birth.microbatch_id
-        with self._changing:
-            if step not in self._held:
-                return
-            cold = self._cold.get(step)
-            if cold is None:
-                cold = self._cold[step] = ColdBytes(self._folder, f"{EXCHANGES}-{int(step):08d}")
-        activation, targets, answer = (cold.put(memoryview(body)) for body in exchange.bodies)
+        if step not in self._held:
+            return
+        if int(step) > self._written:
+            self._written = int(step)
+            self._cold.begin_anew()
+        activation, targets, answer = (self._cold.put(memoryview(body)) for body in exchange.bodies)
         kept = replace(exchange, activation=activation, targets=targets, answer=answer)
         with self._changing:
             calls = self._held.get(step, {}).get(number, {})
@@ -172,9 +170,19 @@ class ExchangeStore:
         with self._changing:
             for step in [step for step in self._held if int(step) < oldest]:
                 del self._held[step]
-                self._cold.pop(step, None)
+        if self._written < oldest:
+            self._cold.begin_anew()
         for step in [step for step in self._born if int(step) < oldest]:
             del self._born[step]
+
+    def close(self) -> None:
+        """Show nothing any more, and let go of the thread and its files."""
+        if self._writer is not None:
+            self._writer.shutdown(cancel_futures=True)
+            self._writer = None
+        self._held.clear()
+        self._born.clear()
+        self._cold.begin_anew()
 
     def _of_born(self, work: Work, birth: BirthRecord, targets: Bytes) -> Exhibit:
         assert self._batch is not None

@@ -176,7 +176,7 @@ class PeerAtStage:
         )
         self.tokens = tokens = LeasedTokens(*joined.tokens, steps) if joined.tokens is not None else None
         batch = tokens.reader.batch if tokens is not None else None
-        exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
+        self._exchanges = exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
         stage_pass = made.stage_pass(settings, joined.run_id, own.identity, replica)
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
@@ -236,7 +236,7 @@ class PeerAtStage:
         self._witness = WitnessService(
             joined.run_id,
             own.identity,
-            chain.coordinator,
+            chain.host,
             chain.run_key,
             vote_log,
             self._is_of_stage,
@@ -343,6 +343,12 @@ class PeerAtStage:
             self.source.leave(self._own.transport)
         await self.server.stop()
         await self.rounds.stop()
+
+    def close(self) -> None:
+        """Once it has left, and whoever audits its last steps has had the time: let go of what it would have shown, and
+        of the thread that wrote it."""
+        self._exchanges.close()
+        self.steps.replica.release()
 
     # -- looked at, and told ------------------------------------------------------------------------------
 

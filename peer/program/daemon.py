@@ -191,6 +191,12 @@ class PeerDaemon:
             for waiting in (joining, *ends):
                 waiting.cancel()
             await asyncio.gather(joining, *ends, return_exceptions=True)
+            self._close_last()
+
+    def _close_last(self) -> None:
+        """Let go of what was kept of the last stage: on its way to the next a peer still shows it to auditors."""
+        if self.at is not None:
+            self.at.close()
 
     def _lost(self, peer: PeerId) -> None:
         """The peer may not train any more."""
@@ -234,6 +240,7 @@ class PeerDaemon:
         threads = work_threads(joined, self.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
+        self._close_last()
         try:
             at = self.at = PeerAtStage(self._own, joined, threads, memory)
             self._serves = at.stage

@@ -73,7 +73,7 @@ class PartExchange:
     """What the stage's rounds send, receive and compute of parts on this peer."""
 
     def __init__(self, steps: StageSteps, mail: RoundMail, screens: Screens) -> None:
-        """`screening` is of the norms of what comes."""
+        """`screens` are of the norms of what comes."""
         self._steps = steps
         self._context = steps.context
         self._replica = steps.replica

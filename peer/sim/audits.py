@@ -335,13 +335,14 @@ class StageAudits:
         """Parts that others reduced, as far as the auditor has drawn them."""
         banned: list[Banned] = []
         replicas, version = len(held.roster.members), self.stage.chain.version
+        parts = held.roster.num_parts
         for made in held.outcome.reductions:
             reducer = made.reducer
             if reducer == auditor.peer_id or is_out(table, reducer, version):
                 continue
             factor = table.budget_factor(reducer, made.stage, version)
             drawn = draw(reveal, made.statement_digest, auditor=auditor.peer_id, target=reducer)
-            if not drawn.hits_part(made.part, reducer_rate(replicas, self._budget, factor=factor)):
+            if not drawn.hits_part(made.part, reducer_rate(replicas, self._budget, num_parts=parts, factor=factor)):
                 continue
             self.counts.parts += 1
             bodies = [held.outcome.inputs[made.part, one.peer_id] for one in made.inputs]

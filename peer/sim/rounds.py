@@ -94,7 +94,7 @@ class SimulatedRound:
         peers: Collection[SimulatedPeer],
         *,
         joins: Iterable[PeerId],
-        coordinator: Identity,
+        host: Identity,
         run_key: Identity,
         contribute: Contribute,
         show: Show,
@@ -113,8 +113,8 @@ class SimulatedRound:
             peer.peer_id: Member(peer, AveragingRound(facts, peer.peer_id, peer.identity.sign, self._verify))
             for peer in peers
         }
-        self._witness = Witness(RoundVoter(facts, coordinator.peer_id, coordinator.sign, self._verify))
-        self._coordinator = coordinator.peer_id
+        self._witness = Witness(RoundVoter(facts, host.peer_id, host.sign, self._verify))
+        self._host = host.peer_id
         self._now = 0.0
         self._queue: deque[tuple[Member, Deliver]] = deque()
         self._contradictions: list[tuple[Statement, Statement]] = []
@@ -125,7 +125,7 @@ class SimulatedRound:
         for member in self._members.values():
             for peer in away:
                 self._do(member, member.machine.unreachable(peer, now=self._now))
-        present = [peer for peer in self._facts.voters if peer in self._members or peer == self._coordinator]
+        present = [peer for peer in self._facts.voters if peer in self._members or peer == self._host]
         if not self._facts.election.is_quorum(present, self._facts.voters):
             self._reconfigure(tuple(sorted(present)))
         for member in self._members.values():
@@ -212,11 +212,11 @@ class SimulatedRound:
             case act.SendCommit():
                 self._send((instruction.to,), lambda one: self._committed(one, me, instruction))
             case act.AskPromise(to, view):
-                if self._coordinator in to:
+                if self._host in to:
                     self._send((me,), lambda one: self._promised(one, view))
             case act.SendBallot(to, proposal):
                 self._send(to, lambda one: self._asked(one, me, proposal))
-                if self._coordinator in to:
+                if self._host in to:
                     self._send((me,), lambda one: self._witnessed(one, proposal))
             case act.SendVote(to, proposal, vote):
                 self._send((to,), lambda one: self._voted(one, me, proposal, vote))
@@ -301,17 +301,17 @@ class SimulatedRound:
         promise = self._witness.on_ask(leader.peer.peer_id, view, leader.machine.turned, gone=gone)
         if promise is None:
             return []
-        return leader.machine.on_promise(self._coordinator, promise, voter.roster, voter.result, now=self._now)
+        return leader.machine.on_promise(self._host, promise, voter.roster, voter.result, now=self._now)
 
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
-        self._check_shown(self._coordinator, proposal)
+        self._check_shown(self._host, proposal)
         gone = [peer for peer in self._facts.members if peer not in self._members]
         vote = self._witness.on_ballot(leader.peer.peer_id, proposal, self._words(leader, proposal), gone=gone)
         if vote is None:
             return []
         asked = (proposal.view, proposal.phase, proposal.value)
-        return leader.machine.on_vote(self._coordinator, *asked, vote, now=self._now)
+        return leader.machine.on_vote(self._host, *asked, vote, now=self._now)
 
     def _words(self, leader: Member, proposal: Proposal) -> Words | None:
         result, replica = proposal.result, leader.peer.replica

@@ -50,17 +50,17 @@ class SimulatedStage:
         peers: Sequence[SimulatedPeer],
         chain: StageChain,
         *,
-        coordinator: Identity,
+        host: Identity,
         run_key: Identity,
-        host: HashChain,
+        host_chain: HashChain,
     ) -> None:
-        """`host`: the host's chain for the stage."""
+        """`host_chain`: the host's chain for the stage."""
         self.settings = settings
         self.peers = {peer.peer_id: peer for peer in peers}
         self.chain = chain
         self.rounds: dict[Step, Round] = {}
         """The last ones."""
-        self._coordinator, self._run_key, self._host = coordinator, run_key, host
+        self._host, self._run_key, self._host_chain = host, run_key, host_chain
         self._shown: dict[PeerId, tuple[Papers | None, ...]] = {}
         """What each shows for the entries of its last contribution."""
 
@@ -87,7 +87,7 @@ class SimulatedStage:
             facts,
             [peer for peer in self.members if peer.peer_id not in put_out],
             joins=[peer for peer in self.peers if peer not in chain.members and peer not in put_out],
-            coordinator=self._coordinator,
+            host=self._host,
             run_key=self._run_key,
             contribute=self._contribute,
             show=lambda peer, entry: self._shown[peer][entry],
@@ -124,7 +124,7 @@ class SimulatedStage:
     def _said(self) -> HostWord:
         """The host's word on what is certified."""
         version = int(self.chain.version)
-        return HostWord(version, self._host.reveal(version - 1))
+        return HostWord(version, self._host_chain.reveal(version - 1))
 
     @property
     def beacon(self) -> Beacon:

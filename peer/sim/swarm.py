@@ -191,7 +191,7 @@ class SimulatedSwarm:
         settings, tiny = self.settings, self._tiny
         names = [f"{self._seed}/{stage}/{index}" for index in range(tiny.num_replicas)]
         everyone = [_identity(name) for name in names]
-        host = HashChain(_seed_of(f"{self._seed}/{stage}/host"), tiny.total_steps + 1)
+        host_chain = HashChain(_seed_of(f"{self._seed}/{stage}/host"), tiny.total_steps + 1)
         genesis = Genesis(
             run_id=self.run_id,
             stage=StageIndex(stage),
@@ -199,10 +199,10 @@ class SimulatedSwarm:
             state_digest=settings.initial_state_digests[stage],
             members=tuple(sorted(identity.peer_id for identity in everyone)),
             leases=LeaseTable(),
-            coordinator=_identity(f"{self._seed}/coordinator").peer_id,
+            host=_identity(f"{self._seed}/coordinator").peer_id,
             run_key=run_key.peer_id,
             neighbours=(),
-            host_chain_end=host.end,
+            host_chain_end=host_chain.end,
         )
         chain = StageChain.begin(genesis, settings)
         named = replace(state, name=chain.name)
@@ -232,7 +232,7 @@ class SimulatedSwarm:
                 )
             )
         return SimulatedStage(
-            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key, host=host
+            settings, peers, chain, host=_identity(f"{self._seed}/coordinator"), run_key=run_key, host_chain=host_chain
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm import PROTOCOL
 from swarm.core.ids import MicrobatchId
 from swarm.core.settings import (
     AuditSettings,
@@ -24,6 +23,7 @@ from swarm.core.settings import (
     RunSettings,
 )
 from swarm.model.families import canonical_config_json
+from swarm.release import PROTOCOL
 
 Ids = NDArray[np.int64]
 

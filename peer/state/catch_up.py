@@ -61,6 +61,8 @@ class StateDonor:
         start, wait_s = fields.integer("from"), min(fields.number("wait_s"), LONGEST_WAIT_S)
         with_bodies = fields.boolean("bodies")
         steps = self._steps
+        if with_bodies and sender != steps.chain.host:
+            raise RemoteError("standing", "the parts of results are given one by one, to all but the host", sender)
         if start >= steps.version and not steps.is_over:
             await steps.wait_for_version(start + 1, timeout_s=wait_s)
         if not with_bodies:
@@ -295,7 +297,7 @@ class CatchUp:
             steps.context.settings,
             own.run_id,
             own.run_key,
-            own.coordinator,
+            own.host,
             own.stage,
             replica.layout,
             steps.context.snapshots.folder,

@@ -55,12 +55,14 @@ class Continuing:
             transport.serve(RESULTS, self._on_results, max_body_bytes=0)
 
     async def _on_holdings(self, sender: PeerId, request: Message) -> Message:
+        self._check_is_host(sender)
         Fields("holdings request", request.meta).done()
         held = await asyncio.to_thread(self._past.holdings)
         return Message({"held": [[one.lineage, one.oldest, one.newest] for one in held]})
 
     async def _on_results(self, sender: PeerId, request: Message) -> Message:
         """What is signed of the newest lineage here, for a host that was away."""
+        self._check_is_host(sender)
         fields = Fields("results request", request.meta)
         start = fields.integer("from")
 
@@ -76,8 +78,7 @@ class Continuing:
 
     async def _on_prepare(self, sender: PeerId, request: Message) -> Message:
         """Make the state that is asked for, and stand still."""
-        if sender != self._host:
-            raise RemoteError("standing", "only the host has a state prepared", sender)
+        self._check_is_host(sender)
         fields = Fields("prepare request", request.meta)
         wish = _Wish(fields.octets("lineage", length=32), fields.integer("version"), fields.integer("number"))
         fields.done()
@@ -96,6 +97,11 @@ class Continuing:
             raise RemoteError("gone", f"version {wish.version} cannot be made again here", sender)
         state, chain = self._numbered(found[0], wish.number), found[1]
         return await asyncio.to_thread(_stated, state, chain, newest)
+
+    def _check_is_host(self, sender: PeerId) -> None:
+        """What is on the disk is read, and steps are made again: nobody else has a peer do that."""
+        if sender != self._host:
+            raise RemoteError("standing", "only the host asks what can be made again here", sender)
 
     @staticmethod
     def _numbered(state: StageState, number: int) -> StageState:

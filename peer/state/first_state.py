@@ -171,7 +171,7 @@ class FirstState:
             self.settings,
             begun.run_id,
             begun.run_key,
-            begun.coordinator,
+            begun.host,
             begun.stage,
             self.layout,
             self.kept,

@@ -150,6 +150,12 @@ class StageReplica:
         self.residual = Residual(self.layout.num_values) if self.settings.leaves_residual else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
 
+    def release(self) -> None:
+        """Nothing is added or replayed any more: let go of what lies on disk. The state stays."""
+        self.past.clear()
+        self.inputs.begin_anew()
+        self.outputs.begin_anew()
+
     def model_of_replays(self) -> StageModel:
         """What others' work is computed again with, on this peer's device, perhaps beside its own work."""
         return self.model.computing(self.model.mode)

@@ -112,12 +112,18 @@ class RollingBack:
                 raise RemoteError("signature", "the genesis of a rollback is not signed by the run key", sender)
         if genesis.stage != chain.stage:
             raise RemoteError("protocol", f"a rollback of stage {genesis.stage}, this is {chain.stage}", sender)
+        newest = max(chain.era, self._newest.era if self._newest is not None else 0)
         if genesis.amendments > chain.amendments:
             self.amended.set()
-        elif genesis.era > max(chain.era, self._newest.era if self._newest is not None else 0):
+        elif genesis.era > newest:
             self._newest, self._to_version = genesis, to_version
             self._on_geneses([genesis, *beside])
             self._heard.set()
+        elif genesis.era == newest:
+            # Only the geneses are signed: whoever told them first may have kept some back, or named another version.
+            self._on_geneses([genesis, *beside])
+            if sender == self._host.peer_id:
+                self._to_version = to_version
 
     async def _ask(self) -> None:
         """Where no step is taken the stages may have begun again, or be about to, and nobody could tell this peer."""

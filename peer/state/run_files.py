@@ -42,6 +42,8 @@ MAX_DONORS = 4
 """Asked at once, beside the host."""
 SAID_SOON_S = 1.0
 """Donors say by then what they have, or others begin without them."""
+LATE_TIMES, LATE_S = 4.0, 1.0
+"""At the end of some pieces another source is asked for one that is this late: by times what it took who is idle."""
 DONORS_KNOWN_S = 30.0
 """The directory is not asked again for who they are, unless a piece was to be had of nobody."""
 MAX_URL_CHARACTERS = 500
@@ -117,8 +119,9 @@ class RunFiles:
         return held
 
     def _give(self, *files: HeldFile[Kept]) -> None:
+        if not self.given:
+            FileDonor(self.given).serve(self.transport)  # of what is given later too
         self.given.update({file.folder.pieces.digest: file.folder for file in files})
-        FileDonor(self.given).serve(self.transport)
 
     async def _open(self, label: str, digest: bytes, num_tokens: int) -> HeldFile[PieceFolder]:
         size_bytes = num_tokens * self.settings.data.token_bytes
@@ -193,6 +196,9 @@ class RunFiles:
             except TransientError:
                 self.known.clear()
                 raise
+            self.known[:] = [
+                (at, tuple(donor for donor in donors if donor not in fetching.late)) for at, donors in self.known
+            ]
 
     async def _known_donors(self) -> Sequence[PeerId]:
         """Some peers of the stage; the directory is asked for them now and then."""
@@ -232,6 +238,11 @@ class _Fetching:
         self._num_wanted = len(todo)
         self._in_hand: dict[str, int] = {}
         """The piece that each source is giving."""
+        self._asked_at: dict[str, float] = {}
+        self._took_s: dict[str, float] = {}
+        """Of each source, by its last piece."""
+        self.late = set[str]()
+        """Sources that were given up while others waited for them."""
         self._running: dict[asyncio.Task[None], str] = {}
         self._again = asyncio.Event()
         """A piece is to do that was in a source's hand."""
@@ -248,14 +259,31 @@ class _Fetching:
                     raise TransientError(
                         f"nobody gives the last {len(self._todo)} of {self._num_wanted} pieces of {self._folder.name}"
                     )
-                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(self._running, timeout=LATE_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     del self._running[task]
                     task.result()
+                await self._give_up(self._late_ones())
         finally:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _late_ones(self) -> "list[asyncio.Task[None]]":
+        """Who holds up all that is left, though somebody idle would have given it several times."""
+        idle_s = [
+            self._took_s[name] for name in self._running.values() if name in self._took_s and name not in self._in_hand
+        ]
+        if self._todo or not idle_s:
+            return []
+        due = time.monotonic() - max(LATE_TIMES * min(idle_s), LATE_S)
+        return [task for task, name in self._running.items() if name in self._in_hand and self._asked_at[name] < due]
+
+    async def _give_up(self, tasks: "list[asyncio.Task[None]]") -> None:
+        for task in tasks:
+            self.late.add(self._running.pop(task))
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_from(self, name: str, source: Source, said: Awaitable[set[int]] | None) -> None:
         """Keep what the source gives of the pieces to do that it has, until there are none. A source that gives a wrong
@@ -276,11 +304,12 @@ class _Fetching:
 
     async def _take(self, name: str, source: Source, index: int) -> None:
         self._todo.remove(index)
-        self._in_hand[name] = index
+        self._in_hand[name], self._asked_at[name] = index, time.monotonic()
         is_good = False
         try:
             data = await source(index)
             await asyncio.to_thread(self._folder.put, index, data)
+            self._took_s[name] = time.monotonic() - self._asked_at[name]
             is_good = True
         finally:
             del self._in_hand[name]

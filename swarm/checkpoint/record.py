@@ -1,4 +1,4 @@
-"""The run key's word on an archived checkpoint: every file, and the digest of every stage's state.
+"""The run key's word on an archived checkpoint: every file, the digest of every stage's state, how it does at tasks.
 
 Whoever has the record and the run key's peer id may fetch the files from anybody.
 """
@@ -21,6 +21,8 @@ MAX_FILE_BYTES = 1 << 42
 TOKENIZER = "tokenizer"
 """Folder of the tokenizer's files within a checkpoint, where the run has one of its own."""
 READ_BYTES = 1 << 20
+MAX_SCORES = 1024
+MAX_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,27 @@ class CheckpointRecord(SignedRecord):
         names = [file.name for file in self.files]
         if names != sorted(set(names)):
             raise RemoteError("malformed", "checkpoint record's files are not in the order of their names, each once")
+
+
+@dataclass(frozen=True)
+class Score(Row):
+    """One number."""
+
+    task: Annotated[str, Text(MAX_NAME)]
+    metric: Annotated[str, Text(MAX_NAME)]
+    """As lm-eval calls it: `acc`, `acc_stderr`, `word_perplexity`."""
+    value: float
+
+
+@dataclass(frozen=True)
+class CheckpointScores(SignedRecord):
+    """All of one checkpoint. Nobody else has tried it: they are the host's word."""
+
+    DOMAIN: ClassVar[str] = "checkpoint-scores"
+    run_id: str
+    version: int
+    scores: Annotated[tuple[Score, ...], AtMost(MAX_SCORES)]
+    """Sorted by task and metric."""
 
 
 def files_below(folder: Path, pattern: str = "*") -> tuple[ArchivedFile, ...]:

@@ -6,6 +6,7 @@ any donor as it comes.
 """
 
 import hashlib
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ MOST_MOMENT_BYTES = 8
 """A value, of one moment."""
 
 MOMENT_DTYPES = ("float32", "float64", "int8", "uint8")
+_PLAIN = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""A moment's name: it becomes part of tensors' names in files."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int8] | NDArray[np.uint8]
@@ -260,7 +263,8 @@ def _state_of_header(layout: ParameterLayout, value: Value) -> StageState:
                 type(length) is int
                 and dtype in MOMENT_DTYPES
                 and 0 <= length * np.dtype(dtype).itemsize <= MOST_MOMENT_BYTES * layout.num_values
-                and moment not in state.moments
+                and moment not in (*state.moments, "weights")
+                and _PLAIN.fullmatch(moment)
             ):
                 state.moments[moment] = np.empty(length, dtype)
             case _:

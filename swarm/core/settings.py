@@ -336,7 +336,7 @@ class AuditSettings(Table):
         "audited: single microbatches,",
     ] = 0.08
     contribution_budget: Annotated[WorkShare, "whole contributions,"] = 0.07
-    reducer_share: Annotated[WorkShare, "and reduced parts."] = 0.05
+    reducer_share: Annotated[WorkShare, "and reduced parts: of fewer than 80 as many as of 80."] = 0.05
     """These are recomputed whatever the trust."""
     retained_versions: Annotated[
         int, Bounds(least=3, most=64), "Peers keep what a contribution was made from for this many versions."

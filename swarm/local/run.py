@@ -42,10 +42,6 @@ class LocalPeer:
     folder: Path
     process: "subprocess.Popen[bytes]"
 
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
     def kill(self) -> None:
         """With no chance to say goodbye, as a power cut would."""
         self.process.kill()

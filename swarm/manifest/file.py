@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from swarm import PROTOCOL
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.data_order import SLICES
 from swarm.core.settings import DataSettings, ModelSettings, RunSettings, TrainingSettings
@@ -24,6 +23,7 @@ from swarm.manifest.model import model_settings
 from swarm.manifest.tables import DataTable, ManifestTables
 from swarm.manifest.text import manifest_text
 from swarm.manifest.value import checked_settings, settings_to_value
+from swarm.release import PROTOCOL
 
 MAX_MANIFEST_BYTES = 1 << 20
 DEFAULT_CHUNK_BYTES = 16 << 20

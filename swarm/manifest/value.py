@@ -4,10 +4,10 @@ The run id is a SHA-256 over the settings and the run key, so there is one seque
 field is written, numbers declared float are float64, and bytes that would be written differently are refused.
 """
 
+import json
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from swarm import PROTOCOL
 from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
@@ -18,6 +18,7 @@ from swarm.core.settings import MOST_STEPS, RunSettings
 from swarm.core.tables import read_table
 from swarm.data.documents.marks import Marks
 from swarm.manifest.model import check_model
+from swarm.release import PROTOCOL
 
 
 def settings_to_value(settings: RunSettings) -> dict[str, Value]:
@@ -193,3 +194,8 @@ def _to_value(settings: Any) -> dict[str, Value]:
 def _plain(value: Any) -> Value:
     """Tuples as lists: what unpacking gives back."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def json_of(value: Value) -> Any:
+    """The value as JSON has it: bytes in hex."""
+    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))

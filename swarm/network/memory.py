@@ -21,7 +21,10 @@ from swarm.network.service import ServiceLimits, Services, ask, byte_view, decod
 from swarm.network.transport import MAX_META_BYTES, Handler, Message, Way
 
 PIECE_BYTES = 16 << 10
-"""Messages that share a line take turns with pieces of this length."""
+"""Messages that share a line take turns with pieces of at most this length,"""
+PIECE_S = 0.1
+"""or of what the slower of the two lines carries in this time, one packet at least: none seems dead for its turn."""
+PACKET_BYTES = 1448
 MAX_PLANTED = 256
 """Of a topic, as a node of the DHT stores no more."""
 
@@ -186,13 +189,17 @@ class MemoryNetwork:
         if num_bytes and is_limited:
             transfer = Transfer(num_bytes, loop.time())
             deadline.reschedule(transfer.due)
-            for start in range(0, num_bytes, PIECE_BYTES):
-                size = min(PIECE_BYTES, num_bytes - start)
+            came = 0
+            while came < num_bytes:
+                slowest = min(self._up[sender].bytes_per_s, self._down[receiver].bytes_per_s)
+                piece = max(PACKET_BYTES, int(min(PIECE_BYTES, slowest * PIECE_S)))
+                size = min(piece, num_bytes - came)
                 left_at = self._up[sender].take(size, loop.time())
                 await asyncio.sleep(self._down[receiver].take(size, left_at) - loop.time())
                 if not self._broken_lines.isdisjoint(way):
                     await loop.create_future()
-                transfer.progress(start + size, now=loop.time())
+                came += size
+                transfer.progress(came, now=loop.time())
                 deadline.reschedule(transfer.due)
         self.carried[way] += num_bytes
 

@@ -63,6 +63,11 @@ class Places(Generic[K]):
         return [key for key, of in self._held.items() if of == who] if who in self._of else []
 
 
+def caller_of(host: str | None) -> str:
+    """Whose calls are counted together: an address of IPv4, a /64 of IPv6."""
+    return network_of(host) if ":" in (host or "") else host or ""
+
+
 def network_of(host: str | None) -> str:
     """Who is taken for one at this address: a /24 of IPv4, a /64 of IPv6; everybody of no known address together."""
     try:

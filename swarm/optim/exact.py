@@ -41,7 +41,7 @@ WINDOW_GRAIN = int8_moments.BLOCK_VALUES
 
 
 @dataclass(frozen=True)
-class StepReport:
+class StepTaken:
     """What a step did."""
 
     gradient_norm: float
@@ -54,7 +54,7 @@ class StepReport:
 class BegunStep:
     """What a step does to each value; the running products have moved on."""
 
-    report: StepReport
+    report: StepTaken
     step: int
     keep: Floats
     """What each segment's weights are multiplied by first."""
@@ -132,7 +132,7 @@ class ExactOptimizer:
         clip_norm: float,
         out: Floats,
         gradient_norm: float | None = None,
-    ) -> StepReport:
+    ) -> StepTaken:
         """Write the next weights to `out` (not `weights`), update moments and scalars.
 
         A gradient longer than `clip_norm` is scaled to it. `gradient_norm` is its `norms.norm_of_parts`, where the
@@ -161,7 +161,7 @@ class ExactOptimizer:
                 scalars.append(longest_first_moment(self.settings))
         if self.settings.name == "muon":
             scalars += [self.settings.muon_momentum, 1.0 - self.settings.muon_momentum]
-        report = StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
+        report = StepTaken(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
         return BegunStep(report, step, keep, np.array(scalars, dtype=np.float32))
 
     def take(

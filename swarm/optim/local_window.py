@@ -16,7 +16,7 @@ from kernels.threads import ONE_THREAD, Threads
 from swarm.core.settings import RunSettings
 from swarm.model.layout import ParameterLayout
 from swarm.optim.carried_moments import Carried, CarriedMoments
-from swarm.optim.exact import ExactOptimizer, StepReport
+from swarm.optim.exact import ExactOptimizer, StepTaken
 from swarm.optim.factored_moments import means_of
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -58,7 +58,7 @@ class LocalWindow:
         assert self._start is not None, "no window has begun"
         return self._start if not self.steps_taken else self._buffers[self.steps_taken % 2]
 
-    def take(self, gradient: Floats) -> StepReport:
+    def take(self, gradient: Floats) -> StepTaken:
         """One inner step, of a batch's mean gradient. Raises LocalError, with nothing changed, if it is not finite."""
         assert not self.is_full, f"a window of {self._num_steps} steps"
         number = self._version * self._num_steps + self.steps_taken

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.state.run_folder import prepare_run
+from bootstrap.tracking.tensorboard import last_steps
 from swarm.cli import ExitCode
 from swarm.manifest.file import read_manifest
 from tests.process_swarm import ProcessSwarm, Zygote
@@ -29,6 +30,8 @@ HOSTED = (
     "swarm host run.toml",
     "swarm host run.toml --listen 0.0.0.0:4001",
     "swarm host run.toml --listen 0.0.0.0:4001 --public swarm.example.org",
+    "swarm host run.toml --reference FILE",
+    "swarm host run.toml --track tensorboard:DIR",
 )
 """One host runs, with all these options and values that suit this machine."""
 JOINED = (
@@ -153,8 +156,12 @@ def test_a_run_is_hosted_joined_watched_and_taken_away_as_the_pages_say(zygote: 
     user = User(zygote, folder)
     user.types_all(BEFORE)
     with ProcessSwarm(zygote, tmp_path, founders=1, min_replicas=1, steps=5000, target_tokens=256, slow_s=0.1) as swarm:
-        swarm.start_host("--public", "127.0.0.1", "--minimum-release", "0.0.1")
-        user.invite = swarm.wait_for("listening")["invite"]
+        board, reference = tmp_path / "board", tmp_path / "reference.csv"
+        reference.write_text("tokens,loss\n0,6.0\n1000000,1.0\n")
+        watching = ("--track", f"tensorboard:{board}", "--reference", str(reference))
+        swarm.start_host("--public", "127.0.0.1", "--minimum-release", "0.0.1", *watching)
+        listening = swarm.wait_for("listening")
+        user.invite = listening["invite"]
         (folder / "run").symlink_to(tmp_path / "host")
         swarm.start_peer("p0a", 0)
         user.types("swarm join 'swarm://...' --detach")
@@ -170,5 +177,6 @@ def test_a_run_is_hosted_joined_watched_and_taken_away_as_the_pages_say(zygote: 
                 user.watches(command)
             user.types("swarm rollback run --yes")
             user.types_all(AMENDED)
+            assert last_steps(board / listening["run_id"][:12])["training_loss"] > 0
         finally:
             user.types_all(AT_THE_END)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm import __version__
 from swarm.cli import VERBS, ExitCode, run
 from swarm.manifest.file import read_manifest
 from swarm.model.families import FAMILIES
+from swarm.release import __version__
 from tests.swarm.checkpoint.small_checkpoints import write_checkpoints
 
 SWARM = [str(Path(sys.executable).parent / "swarm")]

@@ -8,12 +8,11 @@ import pytest
 
 from peer.owner.limits import VolunteerSettings
 from peer.program.daemon import PeerDaemon
-from swarm import PROTOCOL, __version__
 from swarm.cli import ExitCode, run
 from swarm.core.errors import RemoteError, SettingsError, UpgradeNeeded
 from swarm.core.ids import RunId
 from swarm.invite import Invite
-from swarm.release import check_protocol, check_release, checked_release
+from swarm.release import PROTOCOL, __version__, check_protocol, check_release, checked_release
 from tests.swarm.test_invite import INVITE
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 

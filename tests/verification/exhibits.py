@@ -259,7 +259,7 @@ class SmallRun:
                 state_digest=self.settings.initial_state_digests[stage],
                 members=tuple(sorted(identity.peer_id for identity in self.peers[stage])),
                 leases=_everybodys(self.peers[0]) if stage == 0 else LeaseTable(),
-                coordinator=witness_identities(1)[0].peer_id,
+                host=witness_identities(1)[0].peer_id,
                 run_key=run_key().peer_id,
                 neighbours=(),
                 host_chain_end=HOST_CHAIN.end,

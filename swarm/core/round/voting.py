@@ -47,7 +47,7 @@ def quorum(weight: int) -> int:
 
 
 def electorate(
-    work: Mapping[PeerId, int], neighbours: Collection[PeerId], coordinator: PeerId | None, said: bytes
+    work: Mapping[PeerId, int], neighbours: Collection[PeerId], host: PeerId | None, said: bytes
 ) -> dict[PeerId, int]:
     """Who votes on a round before which this is the host's last word, in the order of ids, and what each vote weighs:
     the stage's members by their `work`, and the host as the lightest of them: who is left without it decides as well
@@ -57,13 +57,13 @@ def electorate(
     members are many, those who are drawn. A member all alone needs nobody's vote: it cannot disagree with itself.
     """
     weights = committee(work, said)
-    host, heaviest = min(weights.values()), max(weights.values())
+    of_host, heaviest = min(weights.values()), max(weights.values())
     if hangs_on_few(work, FEW_MEMBERS):
-        host = heaviest
+        of_host = heaviest
         others = set(neighbours) - weights.keys()
         weights |= dict.fromkeys(others, min(heaviest, MOST_NEIGHBOURS * heaviest // max(1, len(others))))
-    if len({*weights, *work}) > 1 and coordinator is not None:
-        weights[coordinator] = host
+    if len({*weights, *work}) > 1 and host is not None:
+        weights[host] = of_host
     return {peer: weight for peer, weight in sorted(weights.items()) if weight}
 
 

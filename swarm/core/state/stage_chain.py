@@ -38,7 +38,7 @@ class Genesis(SignedValue):
     members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
     leases: LeaseTable
     """The data position; it matters at stage 0 only."""
-    coordinator: PeerId
+    host: PeerId
     """It votes on every round; without it a quorum goes on."""
     run_key: PeerId
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
@@ -90,7 +90,7 @@ class StageChain(Record):
     version: Version
     basis: RoundBasis
     """What the version is known by to voters outside the stage."""
-    coordinator: PeerId
+    host: PeerId
     run_key: PeerId
     leases: LeaseTable
     recent_work: Annotated[tuple[RecentWork, ...], AtMost(MAX_MEMBERS)]
@@ -114,7 +114,7 @@ class StageChain(Record):
             genesis.stage,
             genesis.version,
             basis,
-            genesis.coordinator,
+            genesis.host,
             genesis.run_key,
             leases,
             genesis.recent_work,
@@ -145,7 +145,7 @@ class StageChain(Record):
             run_id=self.run_id,
             stage=self.stage,
             step=Step(self.version),
-            coordinator=self.coordinator,
+            host=self.host,
             run_key=self.run_key,
             num_parts=num_parts,
             phase_s=phase_s,
@@ -212,7 +212,7 @@ class StageChain(Record):
             self.stage,
             Version(self.version + 1),
             result.basis_after(self.basis, tuple(one.total for one in done), late_of(done)),
-            self.coordinator,
+            self.host,
             self.run_key,
             leases,
             done,

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 MAX_TOPICS = 10_000
 """Topics one node stores; past it those that expire first are dropped."""
+MAX_TOPICS_OF_A_PEER = 32
+"""Under which a node stores its records: one key with records that expire last would else push out all others'."""
 MAX_RECORDS_PER_TOPIC = 256
 """Peers one node stores under a topic; callers shard larger crowds over several topics."""
 
@@ -234,15 +236,20 @@ def _unwrap(value: object) -> bytes:
 
 
 class _BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
-    """hivemind's storage with a bound on topics and on peers in each."""
+    """hivemind's storage with a bound on topics, on peers in each, and on topics of each."""
 
     def __init__(self) -> None:
         super().__init__(maxsize=MAX_TOPICS)
 
     def store_subkey(self, key: DHTID, subkey: object, value: bytes, expiration_time: float) -> bool:
         present = self.get(key)
-        if present is not None and isinstance(present.value, DictionaryDHTValue):
-            topic = present.value
-            if len(topic) >= MAX_RECORDS_PER_TOPIC and subkey not in topic:
-                return False
+        topic = present.value if present is not None and isinstance(present.value, DictionaryDHTValue) else {}
+        if subkey not in topic and (
+            len(topic) >= MAX_RECORDS_PER_TOPIC or self._num_topics_of(subkey) >= MAX_TOPICS_OF_A_PEER
+        ):
+            return False
         return bool(super().store_subkey(key, subkey, value, expiration_time))
+
+    def _num_topics_of(self, subkey: object) -> int:
+        topics = (held.value for held in self.data.values())
+        return sum(isinstance(topic, DictionaryDHTValue) and subkey in topic for topic in topics)

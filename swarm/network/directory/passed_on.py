@@ -24,6 +24,8 @@ ASKED = 2
 """Of those who are there, and as many seeds."""
 CALL_S = 3.0
 MAX_TOPICS = 256
+MAX_TOPICS_OF_A_PEER = 8
+"""Under which its record is kept at its own word: who has one key does not fill the table."""
 MAX_RECORDS = 256
 """Of a topic; whoever is told of more forgets some, by chance."""
 MAX_TOLD = 64
@@ -66,7 +68,9 @@ class PassedOn:
         if kept:
             self._heard[topic] = {peer: known[peer][1] for peer in kept}
         if len(self._heard) > MAX_TOPICS:
-            del self._heard[next(iter(self._heard))]
+            # First what this peer has never asked about, and of it what the fewest say they serve.
+            lost = min(self._heard, key=lambda one: (one in self._asked_at, len(self._heard[one])))
+            del self._heard[lost]
         return known, refused
 
     async def ask(self, topic: str) -> list[bytes]:
@@ -108,9 +112,14 @@ class PassedOn:
         for data in own:
             if open_record(data, now=swarm_time.now()).peer_id != sender:  # others' records are for others to tell
                 raise RemoteError("standing", "a record of another peer's", sender)
+        if own and topic not in self._asked_at and self._num_topics_of(sender, but=topic) >= MAX_TOPICS_OF_A_PEER:
+            raise RemoteError("too_many", f"records under more than {MAX_TOPICS_OF_A_PEER} topics", sender)
         known = [data for _, data in self.hear(topic, own)[0].values()]
         told = known if len(known) <= MAX_TOLD else self._rng.sample(known, MAX_TOLD)
         return Message({"records": [*told]})
+
+    def _num_topics_of(self, peer: PeerId, *, but: str) -> int:
+        return sum(peer in heard for topic, heard in self._heard.items() if topic != but)
 
 
 def _record_item(value: object) -> bytes:

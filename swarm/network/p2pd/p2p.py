@@ -14,7 +14,6 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from swarm import PROTOCOL
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
@@ -45,6 +44,7 @@ from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
 from swarm.network.punch.seen import Judge
 from swarm.network.service import Services, decode_error
 from swarm.network.transport import Handler, Message, Way
+from swarm.release import PROTOCOL
 
 __all__ = ["P2PSettings", "P2PTransport"]
 
@@ -421,6 +421,7 @@ class P2PTransport:
             call=self._call_small,
             onlookers=self._onlookers,
             judge=self._judge,
+            is_stranger=self._services.is_stranger,
             answer=partial(self._answering.take, kept_s=PUNCHED_KEPT_BY_CALLEE_S),
             greet=self._greet_direct,
             take=self._take_punched,

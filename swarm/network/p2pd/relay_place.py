@@ -27,10 +27,8 @@ class RelayPlace:
 
     expires: float
     """Seconds since 1970, by the relay's clock."""
-    limit_s: int
-    """Of one connection through the relay; 0: no limit."""
     limit_bytes: int
-    """Of one connection, each way; 0: no limit."""
+    """Of one connection through the relay, each way; 0: no limit."""
 
 
 async def take_place(control: ControlClient, relay: PeerId) -> RelayPlace:
@@ -47,4 +45,4 @@ async def take_place(control: ControlClient, relay: PeerId) -> RelayPlace:
         raise TransientError(f"relay {relay}: {error}") from error
     if answer.status != _OK:
         raise TransientError(f"relay {relay}: {_REFUSALS.get(answer.status, f'status {answer.status}')}")
-    return RelayPlace(float(answer.reservation.expire), answer.limit.duration, answer.limit.data)
+    return RelayPlace(float(answer.reservation.expire), answer.limit.data)

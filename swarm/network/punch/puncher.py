@@ -38,7 +38,7 @@ from swarm.network.directory.swarm_time import swarm_time
 from swarm.network.punch.onlooker import ONLOOKER, where_seen
 from swarm.network.punch.ports import LocalPort
 from swarm.network.punch.seen import Endpoint, Judge, Seen
-from swarm.network.punch.tries import PORTS, TRIES, Limits, moves, to_dial
+from swarm.network.punch.tries import PORTS, STRANGERS_SHARE, TRIES, Limits, moves, to_dial
 from swarm.network.transport import Message
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,8 @@ class Surroundings:
     onlookers: Callable[[], Awaitable[list[tuple[PeerId, str]]]]
     """Who may be asked, and at which address each is reached: the best first."""
     judge: Callable[[], Judge]
+    is_stranger: Callable[[PeerId], bool]
+    """Whether a peer shares with all others that nobody expects."""
     answer: Callable[[socket.socket, Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]], str], None]
     """Takes calls on a connection from that address, once its greeting has told whose."""
     greet: Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]]
@@ -168,7 +170,8 @@ class Puncher:
         self._punching: dict[PeerId, asyncio.Task[bool]] = {}
         self._agreed: dict[tuple[PeerId, bytes], _Agreed] = {}
         """By who asked, and its session."""
-        self._num_answering = 0
+        self._answering: set[PeerId] = set()
+        """Whose question is being answered."""
         self._limits = Limits()
         self._one_near = asyncio.Lock()
         """Two tries at ports that are counted up would move each other's."""
@@ -219,11 +222,15 @@ class Puncher:
         ask = Asked.from_value(request.meta)
         if sender in self._punching and self._me < sender:
             raise TransientError("this side is about to punch")
-        busy = len(self._agreed) + self._num_answering >= MOST_AT_ONCE or (sender, ask.session) in self._agreed
-        if busy or not self._limits.take(sender, now=began):
+        is_stranger = self._around.is_stranger(sender)
+        if sender in self._answering or (sender, ask.session) in self._agreed:
+            raise TransientError("this try is under way")
+        if not self._has_place(sender, is_stranger=is_stranger):
+            raise TransientError("others are punching")
+        if not self._limits.take(sender, is_stranger=is_stranger, now=began):
             raise TransientError("too many punches within a minute")
         endpoints = self._endpoints(sender, ask.side)
-        self._num_answering += 1
+        self._answering.add(sender)
         closing = ExitStack()
         try:
             async with asyncio.timeout(TRY_S / 2):
@@ -237,7 +244,7 @@ class Puncher:
                 raise TransientError(f"no onlooker: {error}") from error
             raise
         finally:
-            self._num_answering -= 1
+            self._answering.discard(sender)
         mine = self._offer(sender)
         targets = _targets(seat, endpoints, near=ask.near)
         self._agreed[sender, ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
@@ -258,6 +265,14 @@ class Puncher:
         )
         self._start(self._meet(meeting, agreed.closing))
         return Message()
+
+    def _has_place(self, sender: PeerId, *, is_stranger: bool) -> bool:
+        """Whether one more of its tries may be taken part in; its earlier one is over. All strangers share a fourth."""
+        for peer, session in [agreed for agreed in self._agreed if agreed[0] == sender]:
+            self._forget(peer, session)
+        at_it = {*self._answering, *(peer for peer, _ in self._agreed)}
+        strangers = sum(map(self._around.is_stranger, at_it))
+        return len(at_it) < MOST_AT_ONCE and not (is_stranger and strangers >= MOST_AT_ONCE // STRANGERS_SHARE)
 
     # The asker's side.
 

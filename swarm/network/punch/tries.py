@@ -18,6 +18,8 @@ TRIES = ("stands", "moves", "moves")
 """What is supposed of the routers' mappings, try after try; one that is known to move is not tried as if it stood."""
 _MOST_OF_A_PEER = 20
 _MOST_OF_ALL = 240
+STRANGERS_SHARE = 4
+"""Those who are not expected together cause a fourth of all tries: keys are to be had for nothing."""
 _WITHIN_S = 60.0
 _MOST_PEERS = 1024
 _MAX_PORT = 65535
@@ -46,19 +48,24 @@ class Limits:
 
     def __init__(self) -> None:
         self._of_peer: OrderedDict[PeerId, deque[float]] = OrderedDict()
+        self._of_strangers: deque[float] = deque()
         self._of_all: deque[float] = deque()
 
-    def take(self, peer_id: PeerId, *, now: float) -> bool:
+    def take(self, peer_id: PeerId, *, is_stranger: bool, now: float) -> bool:
         """Whether one more may be; it counts then."""
         of_peer = self._of_peer.setdefault(peer_id, deque())
         self._of_peer.move_to_end(peer_id)
         if len(self._of_peer) > _MOST_PEERS:
             self._of_peer.popitem(last=False)
-        for times in (of_peer, self._of_all):
+        for times in (of_peer, self._of_strangers, self._of_all):
             while times and times[0] < now - _WITHIN_S:
                 times.popleft()
         if len(of_peer) >= _MOST_OF_A_PEER or len(self._of_all) >= _MOST_OF_ALL:
             return False
+        if is_stranger:
+            if len(self._of_strangers) >= _MOST_OF_ALL // STRANGERS_SHARE:
+                return False
+            self._of_strangers.append(now)
         of_peer.append(now)
         self._of_all.append(now)
         return True

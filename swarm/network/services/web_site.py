@@ -17,7 +17,7 @@ from aiohttp import web
 
 from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import SettingsError
-from swarm.network.places import Places, network_of
+from swarm.network.places import Places, caller_of, network_of
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -112,7 +112,7 @@ class WebSite:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        wait_s = self._rates.take(request.remote or "", now=time.monotonic())
+        wait_s = self._rates.take(caller_of(request.remote), now=time.monotonic())
         if wait_s:
             return web.Response(
                 status=429, headers={**HEADERS, "Retry-After": f"{wait_s:.0f}"}, text="too many requests"
@@ -138,7 +138,7 @@ class WebSite:
         return web.Response(text=self._json(), content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        address = request.remote or ""
+        address = caller_of(request.remote)
         if self._watchers.total() >= MAX_WATCHERS or self._watchers[address] >= MAX_WATCHERS_EACH:
             raise web.HTTPServiceUnavailable(text="too many pages are open; look at /state.json")
         response = web.StreamResponse(

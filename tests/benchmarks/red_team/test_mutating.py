@@ -1,28 +1,43 @@
 """Runs with liars whose records and messages are changed at random: what must hold, holds."""
 
+import json
+import threading
+from pathlib import Path
+
 import pytest
 
 from benchmarks.red_team.__main__ import main as red_team
 from benchmarks.red_team.invariants import Broken, broken
-from benchmarks.red_team.mutating import shrunk
+from benchmarks.red_team.mutating import Kept, shrunk
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.records import declared, slots_of
 from benchmarks.red_team.trial import HONEST_LOSS, MADE, METHODS, SETTINGS, Trial, run, run_honestly
 from swarm.core.record import Signed
 
 SEEDS = (3, 6)
-SOAKED = range(20_000)
+DESCRIPTORS = Path("/proc/self/fd")
+NUM_SOAKED, AT_ONCE = 20_000, 100
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_invariants_hold_whatever_a_liar_changes(seed: int) -> None:
+    before = held_by_runs()
     trial = run(seed)
     assert not trial.fails, f"python -m benchmarks.red_team.mutating --seeds {seed}: {trial}"
+    assert held_by_runs() == before, "thousands of runs are made in one process"
+
+
+def held_by_runs() -> tuple[int, int]:
+    """Threads of this process, and descriptors of files that are gone."""
+    links = [link.resolve() for link in DESCRIPTORS.iterdir() if link.exists()] if DESCRIPTORS.is_dir() else []
+    return threading.active_count(), sum(link.name.endswith("(deleted)") for link in links)
 
 
 @pytest.mark.soak
-def test_all_invariants_hold_in_many_runs() -> None:
-    failing = [trial for trial in map(run, SOAKED) if trial.fails]
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("first", range(0, NUM_SOAKED, AT_ONCE))
+def test_all_invariants_hold_in_many_runs(first: int) -> None:
+    failing = [trial for trial in map(run, range(first, first + AT_ONCE)) if trial.fails]
     assert not failing, "\n".join(map(str, failing))
 
 
@@ -57,6 +72,16 @@ def test_a_failing_plan_is_made_as_small_as_still_fails() -> None:
 
     small = shrunk(rerun(5, plan=Plan(5, rules), setting=""), rerun)
     assert [(rule.number, rule.to_step) for rule in small.plan.rules] == [(2, 7)]
+
+
+def test_runs_that_are_kept_count_in_later_calls_with_what_failed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    kept = Kept(path, reversal="")
+    kept.add(Trial(4, "a setting", Plan(4, ()), tuple(broken_if(guilty=False))))
+    kept.add(Trial(5, "a setting", Plan(5, ()), tuple(broken_if(guilty=True))))
+    assert Kept(path, reversal="").runs == {4: [], 5: ["stopped"]}
+    assert Kept(path, reversal="framing").runs == {}
+    assert [json.loads(line).get("said", "")[:6] for line in path.read_text().splitlines()] == ["", "seed 5"]
 
 
 def broken_if(guilty: bool) -> list[Broken]:

@@ -159,7 +159,7 @@ def past() -> Iterator[Past6]:
             state_digest=settings.initial_state_digests[STAGE],
             members=chain.members,
             leases=LeaseTable(),
-            coordinator=witness_identities(1)[0].peer_id,
+            host=witness_identities(1)[0].peer_id,
             run_key=run_key().peer_id,
             neighbours=(),
             host_chain_end=HOST_CHAIN.end,

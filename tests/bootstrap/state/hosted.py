@@ -96,7 +96,7 @@ async def hosted(
     folder: Path,
     *,
     policy: AdmissionPolicy | None = None,
-    limits: ServiceLimits | None = None,
+    service_limits: ServiceLimits | None = None,
     minimum_release: str = "0",
     **tables: dict[str, Any],
 ) -> AsyncIterator[Hosted]:
@@ -114,7 +114,7 @@ async def hosted(
     doors = await Doors.open(
         host,
         transport,
-        DoorSettings(limits=limits or ServiceLimits(calls_per_s=1000, burst=1000)),
+        DoorSettings(limits=service_limits or ServiceLimits(calls_per_s=1000, burst=1000)),
         events.append,
     )
     try:

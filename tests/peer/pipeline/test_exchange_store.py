@@ -1,5 +1,6 @@
 """What a peer has signed a header over it can show, however often a microbatch is sent to it and on by it."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from verification.pipeline.hop_claim import claims_of
 from verification.round.papers import Exhibit
 
 MIDDLE = 1
+DESCRIPTORS = Path("/proc/self/fd")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,33 @@ def test_what_is_answered_lies_on_disk_until_its_step_is_too_old(shown: Sequence
     assert replace(kept, activation=b"", targets=b"", answer=b"") == replace(
         came, activation=b"", targets=b"", answer=b""
     )
-    assert [path.name for path in tmp_path.iterdir()] == [f"exchanges-{int(step):08d}-00000000"]
+    assert [path.name for path in tmp_path.iterdir()] == ["exchanges-00000000"]
     store.forget(int(step) + 6)
     del kept
     assert list(tmp_path.iterdir()) == []
+    later = replace(came, birth=replace(came.birth, step=Step(int(step) + 6)))
+    assert store.keep(later)
+    store._writer.submit(lambda: None).result(20)
+    assert [path.name for path in tmp_path.iterdir()] == ["exchanges-00000001"]
+
+
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="descriptors are counted in /proc")
+def test_a_store_that_is_closed_holds_no_thread_and_no_file(shown: Sequence[Exhibit], tmp_path: Path) -> None:
+    def held() -> tuple[int, int]:
+        """Threads and descriptors."""
+        threads = sum(thread.name.startswith("exchanges") for thread in threading.enumerate())
+        return threads, sum(link.exists() and tmp_path in link.resolve().parents for link in DESCRIPTORS.iterdir())
+
+    before, came = held(), received(shown[1])
+    store = ExchangeStore(target_of(shown), retained_versions=4, max_microbatches=3, folder=tmp_path)
+    for number in range(3):
+        assert store.keep(numbered(came, number))
+    assert store._writer is not None
+    store._writer.submit(lambda: None).result(20)
+    assert held() > before
+    store.close()
+    assert held() == before
+    assert list(tmp_path.iterdir()) == []
+    assert store.own(came.birth.microbatch_id, came.forward.digest()) == []
+    assert store.keep(came)
+    assert held() == before, "what comes late makes neither anew"

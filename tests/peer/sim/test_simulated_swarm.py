@@ -214,6 +214,19 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
         assert [ban.kind for ban in outcome.bans] == [FOUND[kind]]
 
 
+def test_who_reduces_wrongly_is_found_at_its_first_turn_where_a_stage_has_few_parts() -> None:
+    """At the default budget, which is meant for stages of many parts."""
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
+    swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 2): "wrong_reducer@0"}, seed=0)
+    liar, turns = swarm.peer(1, 2).peer_id, []
+    while not swarm.outcome().bans and swarm.version < 9:
+        swarm.step()
+        roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
+        assert roster.num_parts == 1
+        turns += [roster.step] if liar in roster.reducers else []
+    assert [(ban.peer_id, ban.kind, ban.step) for ban in swarm.outcome().bans] == [(liar, "reducer_fraud", turns[0])]
+
+
 def test_a_grinding_member_gets_what_it_would_get_anyway_and_one_step_in_eight_nothing() -> None:
     quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
     drawn = []

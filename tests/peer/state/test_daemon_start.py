@@ -19,6 +19,8 @@ from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
 
 MANIFEST = manifest_of(optimizer={"total_steps": 60}, limits={"founders_per_stage": 1, "max_peers_per_stage": 2})
+PUBLIC = manifest_of(run={"trust": "public"}, optimizer={"total_steps": 60}, limits={"founders_per_stage": 1})
+DESCRIPTORS = Path("/proc/self/fd")
 
 
 def threads_of_peers() -> set[threading.Thread]:
@@ -85,6 +87,28 @@ def test_who_has_left_the_first_stage_evaluates_no_more(tmp_path: Path) -> None:
             with pytest.raises(TransientError, match="has left the first stage"):
                 await asked_to_evaluate(swarm, 2)
             source.killed = True  # it has ended as it was told to
+
+    asyncio.run(scenario())
+
+
+def held_of(folder: Path) -> tuple[int, int]:
+    """Threads that write there, and descriptors of what they wrote."""
+    threads = sum(thread.name.startswith("exchanges") for thread in threading.enumerate())
+    files = [link.resolve() for link in DESCRIPTORS.iterdir() if link.exists()]
+    return threads, sum(folder in file.parents and file.name.startswith(("exchanges", "past")) for file in files)
+
+
+@pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="descriptors are counted in /proc")
+def test_who_has_left_a_stage_has_no_thread_and_no_file_open_of_what_it_would_have_shown(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with swarm_in_process(PUBLIC, tmp_path, peers=(1, 1)) as swarm:
+            await swarm.until_version(2)
+            threads, files = held_of(tmp_path)
+            assert threads == 2
+            assert files >= 4
+            for peer in swarm.peers:
+                await swarm.leave(peer)
+            assert held_of(tmp_path) == (0, 0)
 
     asyncio.run(scenario())
 

@@ -114,6 +114,31 @@ class Scene:
         return train
 
 
+def test_who_holds_up_the_last_piece_is_given_up_and_not_asked_soon_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer.state.run_files, "LATE_S", 0.05)
+    begun = list[int]()
+
+    async def never(sender: PeerId, request: Message) -> Message:
+        begun.append(len(begun))
+        await asyncio.sleep(3600)
+        return Message()
+
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        liar = scene.network.transport(LIAR)
+        scene.donate(liar)
+        liar.serve(FILE, never, max_body_bytes=0)
+        async with asyncio.timeout(peer.state.run_files.PIECE_S / 2):
+            train = await scene.get(liar.peer_id, pieces=range(3))
+            await scene.run_files.fetch(train, range(3, NUM_PIECES))
+        assert len(begun) == 1
+        assert scene.num_lookups == 1
+
+    asyncio.run(main())
+
+
 def test_pieces_come_from_all_who_have_them_and_a_liar_is_asked_once(tmp_path: Path) -> None:
     async def main() -> None:
         scene = Scene(tmp_path)

@@ -213,6 +213,9 @@ def with_header(state: StageState, **changes: object) -> tuple[list[bytes], byte
         {"moments": [["first", "float32", 10], ["first", "float32", 10]]},
         {"moments": [["first", "float32"]]},
         {"moments": [["first", "float32", True]]},
+        {"moments": [["weights", "float32", 10]]},
+        {"moments": [["a/b", "float32", 10]]},
+        {"moments": [["first\n", "float32", 10]]},
         {"moments": [[f"m{index}", "int8", 0] for index in range(9)]},
     ],
 )

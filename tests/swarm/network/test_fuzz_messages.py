@@ -31,7 +31,7 @@ from bootstrap.audit.charges import OpenCharge
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
-from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
+from swarm.checkpoint.record import ArchivedFile, CheckpointRecord, CheckpointScores, Score
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.audit.ticket import Ticket
@@ -193,7 +193,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     leases = leases.advance(
         consumed=[MicrobatchId(number) for number in (1, 2, 5, 9)], members=chain.members[:1], order=order, ids_each=40
     )
-    coordinator = witness_identities(1)[0].peer_id
+    host = witness_identities(1)[0].peer_id
     genesis = Genesis(
         chain.run_id,
         StageIndex(0),
@@ -201,7 +201,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         bytes(32),
         chain.members,
         leases,
-        coordinator,
+        host,
         run_key().peer_id,
         facts.members[:2],
         bytes(32),
@@ -211,7 +211,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
     ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
     without_one = ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),))
-    vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
+    vote = JurorVote(*charge, host, Step(5), host, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
         *(round_ for done in shown.rounds for round_ in (done.chain, done.result)),
@@ -251,29 +251,27 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             stage=StageIndex(1),
             step=Step(3),
             newcomer=shown.accused,
-            examiner=coordinator,
+            examiner=host,
             signature=bytes(64),
         ),
         shown.contribution.chance,
         replace(
             shown.contribution.chance,
-            ticket=Ticket(chain.run_id, coordinator, StageIndex(1), bytes(32), signature=bytes(64)),
+            ticket=Ticket(chain.run_id, host, StageIndex(1), bytes(32), signature=bytes(64)),
         ),
-        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
-        LeftOut(shown.contribution, (Lack(coordinator, bytes(64)),)),
-        ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
+        replace(shown.contribution, rates=(Rate(host, 20),), charges=(Charge(host, bytes(32)),)),
+        LeftOut(shown.contribution, (Lack(host, bytes(64)),)),
+        ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, host, bytes(32)),)),
         without_one,
         replace(
-            Reduction.of(
-                result.roster, without_one, dict.fromkeys(facts.members, 64), norm_cap=0.5, reducer=coordinator
-            ),
+            Reduction.of(result.roster, without_one, dict.fromkeys(facts.members, 64), norm_cap=0.5, reducer=host),
             signature=bytes(64),
         ),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),
             step=Step(2),
-            auditor=coordinator,
+            auditor=host,
             target=shown.accused,
             reveal=bytes(32),
             what="hop",
@@ -292,21 +290,22 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             (ArchivedFile("stage-0/state.bin", 99, bytes(32)),),
             signature=bytes(64),
         ),
+        CheckpointScores(chain.run_id, 8, (Score("arc_easy", "acc", 0.25),), signature=bytes(64)),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
-        OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
+        OpenCharge(StageIndex(1), Step(5), host, shown.accused, bytes(32)),
         Fragment(3, 9),
         DirectOffer(bytes(16), bytes(32), 4001, None),
-        _punch_question(coordinator),
+        _punch_question(host),
         DialledBack("203.0.113.5", answers=True),
-        RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
+        RelayOffer(peer_id=host, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
         _step_report(),
     ]
 
 
-def _punch_question(coordinator: PeerId) -> Asked:
-    seen = Seen(coordinator, coordinator, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
+def _punch_question(host: PeerId) -> Asked:
+    seen = Seen(host, host, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
     side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, num_streams=2, took_ms=20)
     return Asked(bytes(16), near=False, side=side)
 

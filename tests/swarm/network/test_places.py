@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.network.places import Places, network_of
+from swarm.network.places import Places, caller_of, network_of
 
 
 def test_the_least_lately_used_of_who_holds_the_most_is_lost() -> None:
@@ -39,3 +39,9 @@ def test_who_holds_the_most_loses_to_itself() -> None:
 )
 def test_a_small_network_is_taken_for_one(one: str | None, other: str | None, same: bool) -> None:
     assert (network_of(one) == network_of(other)) is same
+
+
+def test_who_has_a_network_of_ipv6_is_one_caller_and_neighbours_of_ipv4_are_two() -> None:
+    assert caller_of("2001:db8::1") == caller_of("2001:db8::2") != caller_of("2001:db8:0:1::1")
+    assert caller_of("5.0.0.1") != caller_of("5.0.0.2")
+    assert caller_of(None) == ""

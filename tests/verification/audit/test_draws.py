@@ -16,6 +16,7 @@ from swarm.core.round.contribution import Contribution, Rate, Work
 from swarm.core.settings import MOST_STEPS
 from tests.swarm.core.audit.chances import NO_CHANCE
 from verification.audit.draws import (
+    FEWEST_PARTS,
     AuditBudget,
     Draw,
     bound_99,
@@ -183,10 +184,21 @@ def test_rates_spend_the_budget_whatever_the_number_of_replicas() -> None:
     assert microbatch_rate(2, AuditBudget(hop=2.0)) == 1.0
     assert microbatch_rate(9, factor=5.0) == pytest.approx(0.05)
     assert contribution_rate(8, factor=5.0) == pytest.approx(0.05)
-    assert reducer_rate(6) == pytest.approx(0.01)
+    assert reducer_rate(6, num_parts=FEWEST_PARTS) == reducer_rate(6, num_parts=954) == pytest.approx(0.01)
     assert contribution_rate(8, AuditBudget(contribution=0.7)) == pytest.approx(0.1)
     for replicas in (0, 1):
         assert microbatch_rate(replicas) == contribution_rate(replicas) == 0.0
+
+
+def test_a_step_has_as_many_audits_of_reduced_parts_however_few_the_parts() -> None:
+    """A stage of one part whose reducers take turns: who lies in each is out at the first, not after 100 versions."""
+    for replicas in (5, 8, 64):
+        assert reducer_rate(replicas, num_parts=1) == pytest.approx(min(1.0, 4 / (replicas - 1)))
+        assert detection(reducer_rate(replicas, num_parts=1), replicas - 1) > 0.98
+        for parts in range(8, FEWEST_PARTS + 1):
+            audits = parts * (replicas - 1) * reducer_rate(replicas, num_parts=parts)
+            assert audits == pytest.approx(4.0), "in all, of one version's parts"
+    assert reducer_rate(8, AuditBudget(reducer=0.0), num_parts=1) == 0.0
 
 
 @pytest.mark.parametrize("name", ["hop", "contribution", "reducer"])

@@ -687,7 +687,7 @@ def test_a_stage_s_genesis_is_a_beginning_too() -> None:
         state_digest=run.settings.initial_state_digests[STAGE],
         members=chain.members,
         leases=chain.leases,
-        coordinator=chain.coordinator,
+        host=chain.host,
         run_key=chain.run_key,
         neighbours=(),
         host_chain_end=HOST_CHAIN.end,

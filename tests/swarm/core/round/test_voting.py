@@ -351,8 +351,8 @@ def test_small_stages_have_their_neighbours_votes() -> None:
     a, b, c, d, e, host = (PeerId(letter) for letter in "abcdeh")
     name = bytes(32)
 
-    def voters(members: list[PeerId], neighbours: list[PeerId], coordinator: PeerId | None) -> tuple[PeerId, ...]:
-        return tuple(electorate(dict.fromkeys(members, 8), neighbours, coordinator, name))
+    def voters(members: list[PeerId], neighbours: list[PeerId], host: PeerId | None) -> tuple[PeerId, ...]:
+        return tuple(electorate(dict.fromkeys(members, 8), neighbours, host, name))
 
     assert voters([a], [], host) == (a,)
     assert voters([a], [b], host) == (a, b, host)

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import pytest
 
-from swarm import PROTOCOL
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
@@ -21,6 +20,7 @@ from swarm.network.p2pd.control import ControlClient, read_stream_peer
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.transport import MAX_META_BYTES, Message
+from swarm.release import PROTOCOL
 
 pytestmark = pytest.mark.processes
 

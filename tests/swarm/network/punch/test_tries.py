@@ -60,6 +60,14 @@ def test_ports_past_the_last_one_are_not_dialled() -> None:
 
 def test_tries_of_one_peer_and_of_all_are_limited_within_a_minute() -> None:
     limits = Limits()
-    assert [limits.take(PeerId("one"), now=float(second)) for second in range(22)] == [True] * 20 + [False] * 2
-    assert limits.take(PeerId("one"), now=61.5)
-    assert sum(limits.take(PeerId(f"peer {number}"), now=62.0) for number in range(2000)) < 240
+    one = [limits.take(PeerId("one"), is_stranger=False, now=float(second)) for second in range(22)]
+    assert one == [True] * 20 + [False] * 2
+    assert limits.take(PeerId("one"), is_stranger=False, now=61.5)
+    taken = [limits.take(PeerId(f"peer {number}"), is_stranger=False, now=62.0) for number in range(2000)]
+    assert sum(taken) < 240
+
+
+def test_a_crowd_of_keys_leaves_members_three_fourths_of_all_tries() -> None:
+    limits = Limits()
+    assert sum(limits.take(PeerId(f"key {number}"), is_stranger=True, now=0.0) for number in range(2000)) == 60
+    assert sum(limits.take(PeerId(f"member {number}"), is_stranger=False, now=1.0) for number in range(200)) == 180

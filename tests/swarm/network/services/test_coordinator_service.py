@@ -99,7 +99,7 @@ def test_certificate_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
 def test_one_address_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
     async def hurry() -> None:
-        async with hosted(tmp_path, limits=ServiceLimits(calls_per_s=0.01, burst=3)) as host:
+        async with hosted(tmp_path, service_limits=ServiceLimits(calls_per_s=0.01, burst=3)) as host:
 
             def ask(client: CoordinatorClient) -> None:
                 for _ in range(3):

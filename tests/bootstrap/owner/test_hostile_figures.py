@@ -1,0 +1,84 @@
+"""Figures that no peer can mean: the host takes none that it could not write down, add up or show."""
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.directory.answers import CoordinatorAnswers
+from bootstrap.owner.progress import PeerFigures, RunProgress
+from bootstrap.program.dashboard import Dashboard
+from bootstrap.state.evaluation import Evaluation
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.host_protocol import REPORT, StepReport
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from swarm.proto import coordinator_pb2 as pb
+from tests.bootstrap.state.test_handing_over import MEMBER, STAGE, admitted, begun, told
+from tests.swarm_in_process import identity_of, manifest_of, prepare
+
+COUNTS = (
+    *("num_targets", "stale", "counted", "round_bytes", "microbatches", "evaluated", "reassigned", "stragglers"),
+    *("refused", "sent_bytes", "received_bytes", "num_direct", "num_punched", "num_relayed"),
+)
+SECONDS = ("loss_sum", "round_s", "overlap", "gradient_norm", "busy_s", "exact_s", "answered_s", "waited_s")
+FIGURES: dict[str, Any] = {**dict.fromkeys(COUNTS, 3), **dict.fromkeys(SECONDS, 0.5)}
+HONEST = StepReport(stage=STAGE, version=1, screens=(), state_digest=b"", not_finite=(), **FIGURES)
+ENORMOUS: list[dict[str, Any]] = [
+    *(
+        {name: (1 << 63) - 1}
+        for name in ("num_targets", "stale", "counted", "round_bytes", "num_direct", "num_relayed")
+    ),
+    *({name: sign * 1e308} for name in ("loss_sum", "overlap", "busy_s") for sign in (1, -1)),
+    {"screens": (("norm", (1 << 63) - 1),)},
+]
+
+
+def test_a_member_admitted_time_and_again_counts_once_and_nothing_it_says_ends_the_host(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with begun(tmp_path) as host:
+            for lie in ({}, *ENORMOUS, {}):
+                for _ in range(3):
+                    await admitted(host, MEMBER, stage=STAGE)
+                    report: Any = replace(HONEST, **lie).to_value()
+                    if lie:
+                        with pytest.raises(RemoteError):
+                            await told(host, MEMBER, REPORT, {"report": report})
+                    else:
+                        await told(host, MEMBER, REPORT, {"report": report})
+            figures = host.itself.progress.steps[0]
+            assert (figures.num_targets, figures.loss_sum, len(figures.reported)) == (3, 0.5, 1)
+            host.itself._write_figures(0)
+            json.dumps(Dashboard(host.itself).state(), allow_nan=False)
+            assert len((await CoordinatorAnswers(host.itself).peers(pb.PeersRequest(stage=STAGE))).peers) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_held_out_loss_that_cannot_be_is_asked_of_another(tmp_path: Path) -> None:
+    async def scenario() -> float:
+        settings = prepare(manifest_of(), tmp_path).settings
+        network, progress = MemoryNetwork(random.Random(0)), RunProgress(2, 0)
+        answers = {identity_of(0).peer_id: (1e308, 1), identity_of(1).peer_id: (2.0, 2)}
+        transports = [network.transport(identity_of(number)) for number in range(3)]
+        for transport in transports[:2]:
+            progress.peers[transport.peer_id] = PeerFigures(0, 0.0, 0.0)
+
+            async def evaluate(sender: PeerId, request: Message, of: PeerId = transport.peer_id) -> Message:
+                Fields("question", request.meta).integer("index")
+                loss_sum, num_targets = answers[of]
+                return Message({"loss_sum": loss_sum, "num_targets": num_targets})
+
+            transport.serve("evaluate", evaluate, max_body_bytes=0)
+        evaluation = Evaluation(settings, transports[2], progress, 2048, lambda peer: True)
+        loss = await evaluation.loss(0)
+        await asyncio.gather(*(transport.close() for transport in transports))
+        return loss
+
+    assert asyncio.run(scenario()) == 1.0

@@ -1,0 +1,48 @@
+"""Who may have itself dialled back: some at a time, and no network all of them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId
+from swarm.network.directory import dial_back
+from swarm.network.directory.dial_back import MAX_AT_ONCE, MAX_AT_ONCE_EACH, DialBack, DialledBack
+from swarm.network.transport import Message
+
+
+class Addresses:
+    """A p2pd that knows where each peer is seen, by its name."""
+
+    async def remote_host(self, peer_id: PeerId) -> str:
+        return f"{peer_id.partition('/')[0]}"
+
+
+def test_callers_of_one_network_that_never_answer_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def knock(address: str, *, timeout_s: float) -> str:
+        if "5.0.0." in address:
+            await asyncio.sleep(3600)
+        return ""
+
+    monkeypatch.setattr(dial_back, "knock", knock)
+
+    async def scenario() -> None:
+        control: Any = Addresses()
+        asked, request = DialBack(control), Message({"ports": [4000]})
+        crowd = [
+            asyncio.ensure_future(asked.answer(PeerId(f"5.0.0.{number}/liar"), request))
+            for number in range(1, 2 * MAX_AT_ONCE)
+        ]
+        done, waiting = await asyncio.wait(crowd, timeout=0.05)
+        assert len(waiting) == MAX_AT_ONCE_EACH
+        assert all(isinstance(one.exception(), TransientError) for one in done)
+        answer = await asked.answer(PeerId("6.0.0.1/honest"), request)
+        assert DialledBack.from_value(answer.meta).answers
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asked.answer(PeerId("6.0.0.1/honest"), request)
+        assert not asked._under_way
+
+    asyncio.run(scenario())
