@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.receipts import papers_s
-from peer.round.mail import RESEND_S, ROUND, RoundMail
+from peer.round.mail.mail import RESEND_S, ROUND, RoundMail
+from peer.round.mail.ropes import HANDED_ON, RoundRopes
 from peer.round.part_exchange import Heard, PartExchange
-from peer.round.ropes import HANDED_ON, RoundRopes
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
@@ -30,11 +30,11 @@ from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item,
 from swarm.core.forms import as_map
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
-from swarm.core.round import sheets
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError, RoundFacts
+from swarm.core.round.mail import sheets
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Proof, Reconfiguration, Vote, phase_of
 from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain

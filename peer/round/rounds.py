@@ -13,8 +13,8 @@ from peer.pipeline.receipts import PapersDesk
 from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
-from peer.round.mail import RoundMail
-from peer.round.outbox import SHORTEST_BYTES
+from peer.round.mail.mail import RoundMail
+from peer.round.mail.outbox import SHORTEST_BYTES
 from peer.round.part_exchange import PartExchange
 from peer.round.presence import Presence
 from peer.round.signing_log import SigningLog

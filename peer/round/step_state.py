@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from peer.pipeline.grants import StepGrants
-from peer.round.fragments import Fragments
+from peer.round.mail.fragments import Fragments
 from peer.state.replica import Accumulation
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
-from swarm.core.round.sheets import Name, Sheets
+from swarm.core.round.mail.sheets import Name, Sheets
 from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
 from swarm.core.round.words import Reduction
@@ -48,7 +48,7 @@ class StepParts:
 
 @dataclass
 class StepSheets:
-    """What is here of the sheets of the step's round; written by `peer.round.ropes`."""
+    """What is here of the sheets of the step's round; written by `peer.round.mail.ropes`."""
 
     here: Sheets = field(default_factory=Sheets)
     awaited: dict[Name, Value] = field(default_factory=dict)

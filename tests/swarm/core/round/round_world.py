@@ -17,7 +17,6 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import packed_or_none, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rotated
-from swarm.core.round import sheets
 from swarm.core.round.averaging_round import (
     AggregatePart,
     AnnounceShare,
@@ -42,7 +41,8 @@ from swarm.core.round.averaging_round import (
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
-from swarm.core.round.sheets import Name, Restored, Sheet, Sheets, Tree, hand_on_s, name_of
+from swarm.core.round.mail import sheets
+from swarm.core.round.mail.sheets import Name, Restored, Sheet, Sheets, Tree, hand_on_s, name_of
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
@@ -684,7 +684,7 @@ class World:
             self._act(sender, partial(self._post, sender, target, what, deliver))
 
     def _send_sheet(self, sender: Member, to: tuple[PeerId, ...], what: str, sheet: Sheet, deliver: Deliver) -> None:
-        """As `peer.round.ropes` sends: to all by those who hand it on."""
+        """As `peer.round.mail.ropes` sends: to all by those who hand it on."""
         here, tree = sender.desk.here, Tree.of(self.facts, sender.peer_id)
         fresh, whole = frozenset(here.fresh(sheet)), here.rope(sheet)
         here.hold(sheet.named())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from peer.round import outbox
-from peer.round.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.outbox import (
+from peer.round.mail import outbox
+from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.mail.outbox import (
     LEAST_SHARE,
     MESSAGE_BYTES,
     SHORTEST_BYTES,

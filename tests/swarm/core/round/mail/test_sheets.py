@@ -7,13 +7,13 @@ import pytest
 
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError
-from swarm.core.round import sheets
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Roster
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.instructions import Accuse
-from swarm.core.round.sheets import FAN_OUT, LEAST_BYTES, MAX_PIECES, Restored, Sheet, Sheets, Tree
+from swarm.core.round.mail import sheets
+from swarm.core.round.mail.sheets import FAN_OUT, LEAST_BYTES, MAX_PIECES, Restored, Sheet, Sheets, Tree
 from swarm.core.round.voting import Proof
 from tests.swarm.core.round.round_members import asked_result, certified, resigned, result_of, roster_of
 from tests.swarm.core.round.round_world import PHASE_S, World, contribution, facts_of, round_of

@@ -1,8 +1,8 @@
 """A round's large messages as this peer sends and gets them: in ropes, and those of a leader to all handed on.
 
-What a sheet is, and who hands on to whom, is said in `swarm.core.round.sheets`. A leader sends its message to all whole
-to the first of the tree, to the others its name; who has restored it hands it on. Whoever lacks something all the same
-says so, and gets it from whom the message is of.
+What a sheet is, and who hands on to whom, is said in `swarm.core.round.mail.sheets`. A leader sends its message to all
+whole to the first of the tree, to the others its name; who has restored it hands it on. Whoever lacks something all the
+same says so, and gets it from whom the message is of.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable
 
-from peer.round.mail import RESEND_S, RoundMail
+from peer.round.mail.mail import RESEND_S, RoundMail
 from peer.round.step_state import StepState
 from peer.stage.context import StageContext
 from swarm.core.canonical import Value, pack
@@ -18,7 +18,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import AveragingRound
-from swarm.core.round.sheets import MAX_PIECES, Name, Restored, Sheet, Tree, hand_on_s, name_of
+from swarm.core.round.mail.sheets import MAX_PIECES, Name, Restored, Sheet, Tree, hand_on_s, name_of
 from swarm.network.loop import happened
 from swarm.network.transport import MAX_META_BYTES, Message
 
