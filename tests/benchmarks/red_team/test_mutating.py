@@ -21,10 +21,12 @@ NUM_SOAKED, AT_ONCE = 20_000, 100
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_invariants_hold_whatever_a_liar_changes(seed: int) -> None:
-    before = held_by_runs()
+    threads, files = held_by_runs()
     trial = run(seed)
     assert not trial.fails, f"python -m benchmarks.red_team.mutating --seeds {seed}: {trial}"
-    assert held_by_runs() == before, "thousands of runs are made in one process"
+    threads_after, files_after = held_by_runs()  # what other tests have left may be collected meanwhile
+    assert threads_after <= threads, "thousands of runs are made in one process"
+    assert files_after <= files
 
 
 def held_by_runs() -> tuple[int, int]:

@@ -162,9 +162,11 @@ def test_what_is_answered_lies_on_disk_until_its_step_is_too_old(shown: Sequence
 
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="descriptors are counted in /proc")
 def test_a_store_that_is_closed_holds_no_thread_and_no_file(shown: Sequence[Exhibit], tmp_path: Path) -> None:
+    of_others = {*threading.enumerate()}  # stores of other tests, whose threads end when they are collected
+
     def held() -> tuple[int, int]:
         """Threads and descriptors."""
-        threads = sum(thread.name.startswith("exchanges") for thread in threading.enumerate())
+        threads = sum(one.name.startswith("exchanges") for one in {*threading.enumerate()} - of_others)
         return threads, sum(link.exists() and tmp_path in link.resolve().parents for link in DESCRIPTORS.iterdir())
 
     before, came = held(), received(shown[1])
