@@ -291,7 +291,8 @@ class RoundLead:
             return []
         if unreduced := parts.unreduced(roster):
             behind = {roster.combiner_of(part) for part in unreduced}
-            if self._most_reduced_at is None and 2 * len(behind) < len({*roster.reducers}):
+            combiners = {roster.combiner_of(part) for part in range(roster.num_parts)}
+            if self._most_reduced_at is None and 2 * len(behind) < len(combiners):
                 self._most_reduced_at = now
             return []
         unsigned = Result(roster, tuple(parts.reduced[part] for part in range(roster.num_parts)), self.me)
