@@ -125,11 +125,11 @@ class RoundDriver:
             except OffChainError as error:
                 self._context.events.publish(OffChain(error.maker, error.step))
                 raise
-            self._ropes.came(state, sheets.of_contribution(contribution))
+            self._ropes.came(state, sender, sheets.of_contribution(contribution))
         elif kind == "contribution":
             shown_to_all = Contribution.from_value(fields.message("contribution"))
             out = machine.on_contribution(sender, shown_to_all)
-            self._ropes.came(state, sheets.of_contribution(shown_to_all))
+            self._ropes.came(state, sender, sheets.of_contribution(shown_to_all))
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
             self._check_neighbours(proposal)
@@ -195,7 +195,7 @@ class RoundDriver:
         if meta.get("kind") != kind or "rope" in meta:
             raise RemoteError("malformed", f"a rope of kind {kind[:20]!r} holds something else", sender)
         reply = await self._on_round(sender, Message(meta))
-        self._ropes.came(state, found.whole)
+        self._ropes.taken(state, sender, found)
         return reply
 
     async def _look_at(self, machine: AveragingRound, made: Contribution, sender: PeerId) -> None:
@@ -445,7 +445,7 @@ class RoundDriver:
         """Everybody gets from its maker what the leader will name; the leader gets it with what is committed to it."""
         machine = state.round
         assert machine is not None
-        self._ropes.came(state, sheets.of_contribution(contribution))
+        self._ropes.came(state, machine.me, sheets.of_contribution(contribution))
         apart = {machine.me, machine.leader}
         if contribution.work:
             others = [peer for peer in machine.facts.members if peer not in apart]

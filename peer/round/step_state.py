@@ -7,11 +7,10 @@ from typing import TypeAlias
 from peer.pipeline.grants import StepGrants
 from peer.round.mail.fragments import Fragments
 from peer.state.replica import Accumulation
-from swarm.core.canonical import Value
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
-from swarm.core.round.mail.sheets import Name, Sheets
+from swarm.core.round.mail.desk import Desk
 from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
 from swarm.core.round.words import Reduction
@@ -48,17 +47,11 @@ class StepParts:
 
 @dataclass
 class StepSheets:
-    """What is here of the sheets of the step's round; written by `peer.round.mail.ropes`."""
+    """This member's large messages of the step's round; written by `peer.round.mail.ropes`."""
 
-    here: Sheets = field(default_factory=Sheets)
-    awaited: dict[Name, Value] = field(default_factory=dict)
-    """Messages to all that their leader has named and that others are to hand on, with the rope once that has come."""
-    handed_on: set[Name] = field(default_factory=set)
-    """Messages to all that this peer has handed on."""
-    left_waiting: set[PeerId] = field(default_factory=set)
-    """To whom nobody handed on what this peer sent to all: it gets the rest of this peer's messages from itself."""
+    desk: Desk
     came: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a sheet came, or the rope of an awaited message, and replaced."""
+    """Set when a sheet came, or the rope of a message that is waited for, and replaced."""
 
     def notify(self) -> None:
         self.came.set()
@@ -90,7 +83,8 @@ class StepState:
     round: AveragingRound | None = None
     """This member's side of the round, made of `facts`; None before, and for a peer that is no member. By `rounds`."""
     parts: StepParts = field(default_factory=StepParts)
-    sheets: StepSheets = field(default_factory=StepSheets)
+    sheets: StepSheets | None = None
+    """None before there is a round, and for a peer that is no member. By `rounds`."""
     closed_at: float | None = None
     """When the round asked for this peer's contribution: from then on it is the last word of its sum. By `driver`."""
     busy_s_at_close: float = 0.0

@@ -201,8 +201,8 @@ class RoundLead:
         return self.is_on and asked is not None and asked.phase == phase
 
     def _ask(self, proposal: Proposal, now: float) -> Instructions:
-        """Ask everyone for their votes, oneself first. It goes to all members, also to those that have no vote: what comes
-        next names what is in it."""
+        """Ask everyone for their votes, oneself first. Members that have none get it too: what comes next names what is
+        in it."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
         if proposal.result is not None:  # whoever still fetches its bytes has as long as whoever still sends its parts

@@ -136,8 +136,8 @@ class RoundVoter:
             self.reconfigure(shown)
 
     def cast(self, proposal: Proposal) -> Vote | None:
-        """The vote for a proposal that was checked; None if this peer has none in its view, or something else was promised
-        or voted for."""
+        """The vote for a proposal that was checked; None if this peer has none in its view, or something else was
+        promised or voted for."""
         certificate = proposal.proof.certificate
         if proposal.result is not None:
             self.remember(proposal.result.roster)

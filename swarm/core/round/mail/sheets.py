@@ -7,6 +7,7 @@ one says so and gets it. Nothing is decided here: the bytes that come out are th
 none do.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,6 +72,8 @@ class Restored:
     """Sheets in it that came with it."""
     lacking: tuple[Name, ...] = ()
     """Sheets that it names and that are not here."""
+    num_carried: int = 0
+    """Bytes that the rope itself takes on the wire, about."""
 
 
 @dataclass
@@ -78,18 +81,23 @@ class Sheets:
     """The sheets of one round that one member holds. What it holds it takes all others to have, until one says no."""
 
     held: dict[Name, bytes] = field(default_factory=dict)
-    _num_bytes: int = 0
+    _names_of: dict[PeerId, dict[Name, None]] = field(default_factory=dict)
+    _num_bytes_of: Counter[PeerId] = field(default_factory=Counter)
 
-    def hold(self, sheets: Iterable[Sheet]) -> None:
-        """They are of a message that was taken, or sent. The oldest are forgotten where it becomes too much: they come
-        again when they are wanted."""
+    def hold(self, sheets: Iterable[Sheet], *, of: PeerId) -> None:
+        """They are of a message of that member that was taken, or sent. Where it becomes too much, the oldest are
+        forgotten of whose are most bytes, so that nobody pushes out what others sent: they come again when they are
+        wanted."""
         for one in sheets:
-            if one.name not in self.held:
+            if len(one.data) >= LEAST_BYTES and one.name not in self.held:
                 self.held[one.name] = one.data
-                self._num_bytes += len(one.data)
-        while self._num_bytes > MOST_HELD_BYTES:
-            oldest = next(iter(self.held))
-            self._num_bytes -= len(self.held.pop(oldest))
+                self._names_of.setdefault(of, {})[one.name] = None
+                self._num_bytes_of[of] += len(one.data)
+        while self._num_bytes_of.total() > MOST_HELD_BYTES:
+            most = max(sorted(self._num_bytes_of), key=self._num_bytes_of.__getitem__)
+            oldest = next(iter(self._names_of[most]))
+            del self._names_of[most][oldest]
+            self._num_bytes_of[most] -= len(self.held.pop(oldest))
 
     def fresh(self, sheet: Sheet) -> set[Name]:
         """Names of the sheets in it that are not held."""
@@ -114,7 +122,7 @@ class Sheets:
         """What was sent as the rope. Raises RemoteError if it is none, or of more than `max_bytes`."""
         reading = _Reading(self.held, max_bytes)
         data = reading.read(rope, 0)
-        return Restored(data, tuple(reading.whole), tuple(dict.fromkeys(reading.lacking)))
+        return Restored(data, tuple(reading.whole), tuple(dict.fromkeys(reading.lacking)), reading.num_carried)
 
 
 class _Reading:
@@ -124,6 +132,7 @@ class _Reading:
         self.held = held
         self.whole: list[Sheet] = []
         self.lacking: list[Name] = []
+        self.num_carried = 0
         self._left_bytes = max_bytes
         self._left_pieces = MAX_PIECES
 
@@ -138,7 +147,7 @@ class _Reading:
         if self._left_pieces < 0:
             raise RemoteError("malformed", f"a rope of more than {MAX_PIECES} pieces")
         num_lacking = len(self.lacking)
-        pieces = [self._take(one) if isinstance(one, bytes) else self.read(one, depth + 1) for one in rope[1:]]
+        pieces = [self._carried(one) if isinstance(one, bytes) else self.read(one, depth + 1) for one in rope[1:]]
         data = b"".join(pieces)
         if len(self.lacking) == num_lacking and depth:
             self.whole.append(Sheet(data))
@@ -148,10 +157,15 @@ class _Reading:
         name = rope[0]
         if len(rope) != 1 or not isinstance(name, bytes) or len(name) != 32:
             raise RemoteError("malformed", "a sheet's name is 32 bytes, and alone")
+        self.num_carried += len(name)
         data = self.held.get(name)
         if data is None:
             self.lacking.append(name)
             return b""
+        return self._take(data)
+
+    def _carried(self, data: bytes) -> bytes:
+        self.num_carried += len(data)
         return self._take(data)
 
     def _take(self, data: bytes) -> bytes:

@@ -42,7 +42,8 @@ from swarm.core.round.averaging_round import (
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
 from swarm.core.round.mail import sheets
-from swarm.core.round.mail.sheets import Name, Restored, Sheet, Sheets, Tree, hand_on_s, name_of
+from swarm.core.round.mail.desk import Desk, Letter, Offer, Waiting
+from swarm.core.round.mail.sheets import Restored, Sheet
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
@@ -51,7 +52,6 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_
 
 PHASE_S = 1.0
 LEASE_S = 10.0
-HAND_ON_S = hand_on_s(PHASE_S, LEASE_S)
 RESEND_S = 0.2
 HEAD_BYTES = 100
 """Of a message that holds little: its kind, stage and step."""
@@ -197,8 +197,19 @@ def round_of(
     return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under)
 
 
+def size_of(rope: Value) -> int:
+    """On the wire, but for some bytes of its form."""
+    if isinstance(rope, list):
+        return sum(map(size_of, rope))
+    return len(rope) if isinstance(rope, bytes) else 1
+
+
 def not_cut(one: PeerId, other: PeerId) -> bool:
     return False
+
+
+def honest(rope: Value) -> Value:
+    return rope
 
 
 Deliver = Callable[["Member"], list[Instruction]]
@@ -210,30 +221,9 @@ class Mail:
 
     sender: "Member"
     what: str
-    sheet: Sheet
-    fresh: frozenset[Name]
-    """Sheets in it that nobody can have had before."""
-    whole: Value
-    """The rope of it that goes to the first of the tree."""
+    letter: Letter
     to_all: bool
     deliver: Deliver
-    said: set[Name] = field(default_factory=set)
-    """What the member has said that it lacks."""
-    rope: Value = None
-    """As it was brought last."""
-    ends_at: float = 0.0
-    latest: float = 0.0
-    """Until when what it lacks is waited for."""
-
-
-@dataclass
-class Desk:
-    """What one member has of the round's sheets."""
-
-    here: Sheets = field(default_factory=Sheets)
-    waiting: list[Mail] = field(default_factory=list)
-    handed_on: set[Name] = field(default_factory=set)
-    left_waiting: set[PeerId] = field(default_factory=set)
 
 
 @dataclass
@@ -251,6 +241,7 @@ class Member:
 
     peer_id: PeerId
     round: AveragingRound
+    desk: Desk
     num_work: int
     alive: bool = True
     frozen: bool = False
@@ -262,9 +253,11 @@ class Member:
     held_back: list[tuple[PeerId, int, int]] = field(default_factory=list)
     inbox: list[Callable[[], None]] = field(default_factory=list)
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
-    desk: Desk = field(default_factory=Desk)
     hands_on: bool = True
     """Whether it brings others what the leader sends to all."""
+    brings: Callable[[Value], Value] = honest
+    """What it hands on in place of what came."""
+    awaited: dict[Waiting, Mail] = field(default_factory=dict)
     was_asked: bool = False
     started_again: bool = False
     finished: Result | None = None
@@ -303,7 +296,7 @@ class World:
         self.slowest_s = slowest_s
         idle = set(self.rng.sample(self.facts.members, workless))
         self.members = {
-            peer: Member(peer, round_of(self.facts, peer), 0 if peer in idle else 1 + index % 2)
+            peer: Member(peer, round_of(self.facts, peer), self._desk(peer), 0 if peer in idle else 1 + index % 2)
             for index, peer in enumerate(self.facts.members)
         }
         self.outsiders = {
@@ -364,7 +357,7 @@ class World:
             before = self.members[member.peer_id].round
             last = before.changed.first_view if before.changed is not None else before.signed_under
             again = round_of(self.facts, member.peer_id, votes=False, signed_under=max(last, before.signed_under))
-            fresh = Member(member.peer_id, again, 0, started_again=True)
+            fresh = Member(member.peer_id, again, self._desk(member.peer_id), 0, started_again=True)
             self.members[member.peer_id] = fresh
             self._poll(fresh)
 
@@ -480,7 +473,7 @@ class World:
 
                 def take(m: Member) -> list[Instruction]:
                     out = m.round.on_commit(me, view, made, promise, roster, result, now=self.now)
-                    self._came(m, sheets.of_contribution(made))
+                    self._came(m, me, sheets.of_contribution(made))
                     return out
 
                 if shown:
@@ -563,13 +556,13 @@ class World:
 
     def _show_all(self, member: Member, made: Contribution) -> None:
         """Who leads gets it with what is committed to it."""
-        self._came(member, sheets.of_contribution(made))
+        self._came(member, member.peer_id, sheets.of_contribution(made))
         apart = {member.peer_id, member.round.leader}
         to = tuple(peer for peer in self.facts.members if peer not in apart)
 
         def take(m: Member) -> list[Instruction]:
             out = m.round.on_contribution(member.peer_id, made)
-            self._came(m, sheets.of_contribution(made))
+            self._came(m, member.peer_id, sheets.of_contribution(made))
             return out
 
         self._send(member, to, "contribution", take, num_bytes=len(made.packed.data))
@@ -683,98 +676,85 @@ class World:
             self.sent_bytes[what][sender.peer_id] += HEAD_BYTES + num_bytes
             self._act(sender, partial(self._post, sender, target, what, deliver))
 
+    def _desk(self, peer: PeerId) -> Desk:
+        return Desk(self.facts, peer, LEASE_S, MAX_BYTES)
+
     def _send_sheet(self, sender: Member, to: tuple[PeerId, ...], what: str, sheet: Sheet, deliver: Deliver) -> None:
         """As `peer.round.mail.ropes` sends: to all by those who hand it on."""
-        here, tree = sender.desk.here, Tree.of(self.facts, sender.peer_id)
-        fresh, whole = frozenset(here.fresh(sheet)), here.rope(sheet)
-        here.hold(sheet.named())
-        for peer in to:
-            mail = Mail(sender, what, sheet, fresh, whole, len(to) > 1, deliver)
-            handed = mail.to_all and peer not in sender.desk.left_waiting and tree.before(peer) in to
-            self._bring(mail, peer, [sheet.name] if handed else whole)
+        for peer, letter in sender.desk.letters(to, sheet):
+            self._bring(Mail(sender, what, letter, len(to) > 1, deliver), peer)
 
-    def _bring(self, mail: Mail, peer: PeerId, rope: Value) -> None:
-        mail.rope = rope
-        self._send(mail.sender, (peer,), mail.what, lambda m: self._take_mail(m, mail), num_bytes=len(pack(rope)))
+    def _bring(self, mail: Mail, peer: PeerId) -> None:
+        rope = mail.letter.rope
+        self._send(mail.sender, (peer,), mail.what, lambda m: self._take_mail(m, mail), num_bytes=size_of(rope))
 
     def _take_mail(self, member: Member, mail: Mail) -> list[Instruction]:
-        found = member.desk.here.restore(mail.rope, max_bytes=MAX_BYTES)
-        if not found.lacking:
-            return self._read(member, mail, found)
-        if not mail.to_all or mail.sender.peer_id != member.round.leader:
+        rope, leader = mail.letter.rope, mail.sender.peer_id
+        is_handed_on = mail.to_all and leader == member.round.leader
+        found = member.desk.open(rope, leader=leader if is_handed_on else None, now=self.now)
+        if isinstance(found, Waiting):
+            member.awaited[found] = mail
+            self._later(found.ends_at - self.now, partial(self._waited, member, found))
+            return []
+        return self._read(member, mail, rope, found, is_handed_on)
+
+    def _read(self, member: Member, mail: Mail, rope: Value, found: Restored, is_handed_on: bool) -> list[Instruction]:
+        if found.lacking:
             self._lacks(member, mail, found)
             return []
-        mail.ends_at, mail.latest = self.now + HAND_ON_S, self.now + 2 * HAND_ON_S
-        member.desk.waiting.append(mail)
-        self._later(HAND_ON_S, lambda: self._waited(member, mail))
-        return []
-
-    def _read(self, member: Member, mail: Mail, found: Restored) -> list[Instruction]:
-        assert found.data == mail.sheet.data
-        desk, name = member.desk, mail.sheet.name
-        if mail.to_all and mail.sender.peer_id == member.round.leader and name not in desk.handed_on:
-            desk.handed_on.add(name)
-            for peer in Tree.of(self.facts, mail.sender.peer_id).after(member.peer_id) if member.hands_on else ():
-                self._hand_on(member, peer, name, mail.rope, self.now + 2 * HAND_ON_S)
+        assert found.data == mail.letter.sheet.data
+        if is_handed_on:
+            for peer, offer in member.desk.offers(found, rope, mail.sender.peer_id, now=self.now):
+                self._hand_on(member, peer, offer)
         out = mail.deliver(member)
-        self._came(member, found.whole)
+        member.desk.taken(found)
+        self._came(member, mail.sender.peer_id, found.whole)
         return out
 
-    def _hand_on(self, member: Member, peer: PeerId, name: Name, rope: Value, latest: float) -> None:
+    def _hand_on(self, member: Member, peer: PeerId, offer: Offer) -> None:
         def take(m: Member) -> list[Instruction]:
-            if name in m.desk.handed_on:
-                return []
-            mail = next((one for one in m.desk.waiting if one.sheet.name == name), None)
-            if mail is None:
-                if self.now < latest:
-                    self._later(RESEND_S, lambda: self._hand_on(member, peer, name, rope, latest))
-                return []
-            mail.rope = rope
-            self._came(m, ())
+            try:
+                status = m.desk.handed_on(member.peer_id, offer.leader, offer.name, rope, now=self.now)
+            finally:
+                self._look(m)
+            if offer.answered(status, now=self.now):
+                self._later(RESEND_S if offer.rope is None else 0.0, lambda: self._hand_on(member, peer, offer))
             return []
 
-        self._send(member, (peer,), "handed on", take, num_bytes=len(pack(rope)))
+        if member.hands_on:
+            rope = member.brings(offer.rope) if offer.rope is not None else None
+            self._send(member, (peer,), "handed on", take, num_bytes=size_of(rope))
 
-    def _came(self, member: Member, found: Iterable[Sheet]) -> None:
-        desk = member.desk
-        desk.here.hold(found)
-        for mail in tuple(desk.waiting):
-            restored = desk.here.restore(mail.rope, max_bytes=MAX_BYTES)
-            mail.ends_at = min(self.now + HAND_ON_S, mail.latest)
-            if restored.lacking:
-                continue
-            desk.waiting.remove(mail)
-            if name_of(restored.data) != mail.sheet.name:
-                self._lacks(member, mail, Restored(lacking=(mail.sheet.name,)))
-            else:
-                read = partial(self._read, mail=mail, found=restored)
+    def _came(self, member: Member, sender: PeerId, found: Iterable[Sheet]) -> None:
+        member.desk.hold(found, of=sender, now=self.now)
+        self._look(member)
+
+    def _look(self, member: Member) -> None:
+        for waiting, mail in tuple(member.awaited.items()):
+            found = member.desk.look(waiting, now=self.now)
+            if not isinstance(found, Waiting):
+                del member.awaited[waiting]
+                read = partial(self._read, mail=mail, rope=waiting.rope, found=found, is_handed_on=True)
                 self._later(0.0, partial(self._deliver, member, read, mail.what))
 
-    def _waited(self, member: Member, mail: Mail) -> None:
-        if mail not in member.desk.waiting:
+    def _waited(self, member: Member, waiting: Waiting) -> None:
+        if waiting not in member.awaited or not member.alive:
             return
-        if self.now < mail.ends_at:
-            self._later(mail.ends_at - self.now, lambda: self._waited(member, mail))
-            return
-        member.desk.waiting.remove(mail)
-        if member.is_up:
-            self._lacks(member, mail, member.desk.here.restore(mail.rope, max_bytes=MAX_BYTES))
+        if member.frozen:
+            member.inbox.append(partial(self._waited, member, waiting))
+        elif self.now < waiting.ends_at:
+            self._later(waiting.ends_at - self.now, partial(self._waited, member, waiting))
+        else:
+            self._look(member)
 
     def _lacks(self, member: Member, mail: Mail, found: Restored) -> None:
         """It answers so, and who sent the message sends what is lacking."""
 
         def answered() -> None:
             sender = mail.sender
-            if not sender.is_up or self.members[sender.peer_id] is not sender or not member.alive:
-                return
-            assert not mail.said.issuperset(found.lacking)
-            mail.said.update(found.lacking)
-            if mail.sheet.name in found.lacking:
-                sender.desk.left_waiting.add(member.peer_id)
-                self._bring(mail, member.peer_id, mail.whole)
-            else:
-                rope = sender.desk.here.rope(mail.sheet, whole={*mail.fresh, *mail.said})
-                self._bring(mail, member.peer_id, rope)
+            if sender.is_up and self.members[sender.peer_id] is sender and member.alive:
+                sender.desk.lacked(member.peer_id, mail.letter, found.lacking)
+                self._bring(mail, member.peer_id)
 
         self._later(self._delay(), answered)
 

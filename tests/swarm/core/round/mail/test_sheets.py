@@ -42,7 +42,7 @@ def restored(held: Sheets, rope: Value) -> Restored:
 def with_contributions(*, but: int = 0) -> Sheets:
     made = Sheets()
     for peer in FACTS.members[but:]:
-        made.hold(sheets.of_contribution(COMMITS[peer]))
+        made.hold(sheets.of_contribution(COMMITS[peer]), of=peer)
     return made
 
 
@@ -53,11 +53,11 @@ def test_each_record_is_sent_once_and_comes_out_as_it_is() -> None:
     decided = Sheet(pack({"result": result.packed}), sheets.of_result(result))
     for sheet in (asked(BALLOT), message(ROSTER), asked(asked_result(FACTS, unsigned)), decided):
         rope = leader.rope(sheet)
-        leader.hold(sheet.named())
+        leader.hold(sheet.named(), of=FACTS.leaders[0])
         found = restored(member, rope)
         assert found.lacking == ()
         assert found.data == sheet.data
-        member.hold(found.whole)
+        member.hold(found.whole, of=FACTS.leaders[0])
     names = [name for peer in FACTS.members for name in [sheets.of_contribution(COMMITS[peer])[0].name]]
     assert all(name in pack(with_contributions().rope(asked(BALLOT))) for name in names)
     assert len(pack(leader.rope(message(ROSTER)))) < 300
@@ -74,7 +74,7 @@ def test_what_is_lacking_is_named_and_comes_when_it_is_asked_for() -> None:
 
 def test_whoever_knows_nothing_gets_all_of_it() -> None:
     leader, sheet = with_contributions(), message(ROSTER)
-    leader.hold(sheet.named())
+    leader.hold(sheet.named(), of=FACTS.leaders[0])
     whole: set[bytes] = set()
     for _ in range(sheets.MAX_DEPTH + 1):
         found = restored(Sheets(), leader.rope(sheet, whole=whole))
@@ -93,7 +93,7 @@ def test_a_rope_is_read_only_if_it_is_one() -> None:
 
 def test_a_rope_of_names_comes_to_no_more_than_a_message_may_have() -> None:
     held, sheet = Sheets(), Sheet(bytes(LEAST_BYTES))
-    held.hold([sheet])
+    held.hold([sheet], of=FACTS.members[0])
     rope: Value = [0, *[[sheet.name]] * 10]
     assert len(held.restore(rope, max_bytes=10 * LEAST_BYTES).data) == 10 * LEAST_BYTES
     with pytest.raises(RemoteError, match="more bytes"):
@@ -103,7 +103,7 @@ def test_a_rope_of_names_comes_to_no_more_than_a_message_may_have() -> None:
 def test_what_is_held_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sheets, "MOST_HELD_BYTES", 10 * LEAST_BYTES)
     held, made = Sheets(), [Sheet(bytes([number]) * LEAST_BYTES) for number in range(30)]
-    held.hold(made)
+    held.hold(made, of=FACTS.members[0])
     assert list(held.held) == [sheet.name for sheet in made[-10:]]
 
 
