@@ -105,14 +105,6 @@ class Desk:
     left_waiting: set[PeerId] = field(default_factory=set)
     """To whom nobody handed on what this member sent to all: it gets the rest of this member's messages from itself."""
     _relayed: dict[PeerId, Relayed] = field(default_factory=dict)
-    _trees: dict[PeerId, Tree] = field(default_factory=dict)
-
-    def tree(self, leader: PeerId) -> Tree:
-        """Who hands on what it sends to all. Raises RemoteError if it is no member."""
-        if leader not in self._trees:
-            self.facts.check_member(leader)
-            self._trees[leader] = Tree.of(self.facts, leader)
-        return self._trees[leader]
 
     @property
     def patience_s(self) -> float:
@@ -125,7 +117,7 @@ class Desk:
         fresh, whole = frozenset(self.here.fresh(sheet)), self.here.rope(sheet)
         self.here.hold(sheet.named(), of=self.me)
         others = frozenset(to) if len(to) > 1 else frozenset()
-        tree = self.tree(self.me)
+        tree = Tree.of(self.facts, self.me)
         by_name = {peer for peer in others - self.left_waiting if tree.before(peer) in others}
         return [(peer, Letter(sheet, whole, fresh, [sheet.name] if peer in by_name else whole)) for peer in to]
 
@@ -217,13 +209,13 @@ class Desk:
         if relayed.num_bytes > MOST_HANDED_ON_BYTES:
             return []
         latest = now + 2 * self.patience_s
-        return [(peer, Offer(leader, name, rope, latest, rope)) for peer in self.tree(leader).after(self.me)]
+        return [(peer, Offer(leader, name, rope, latest, rope)) for peer in Tree.of(self.facts, leader).after(self.me)]
 
     def handed_on(self, sender: PeerId, leader: PeerId, name: Name, rope: Value, *, now: float) -> str:
         """A member hands on what the leader sends to all, or None for its rope and asks whether it is awaited. Nothing
         is kept that the leader has not named. Raises RemoteError if it is not what was named, or not for it to bring.
         """
-        if leader == self.me or self.tree(leader).before(self.me) != sender:
+        if leader == self.me or Tree.of(self.facts, leader).before(self.me) != sender:
             raise RemoteError("protocol", "it is not this peer that hands on here", sender)
         relayed = self._relayed.get(leader)
         if relayed is not None and name in relayed.names:

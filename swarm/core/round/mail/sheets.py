@@ -10,12 +10,12 @@ none do.
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster
@@ -83,6 +83,7 @@ class Sheets:
     held: dict[Name, bytes] = field(default_factory=dict)
     _names_of: dict[PeerId, dict[Name, None]] = field(default_factory=dict)
     _num_bytes_of: Counter[PeerId] = field(default_factory=Counter)
+    _num_bytes: int = 0
 
     def hold(self, sheets: Iterable[Sheet], *, of: PeerId) -> None:
         """They are of a message of that member that was taken, or sent. Where it becomes too much, the oldest are
@@ -93,11 +94,14 @@ class Sheets:
                 self.held[one.name] = one.data
                 self._names_of.setdefault(of, {})[one.name] = None
                 self._num_bytes_of[of] += len(one.data)
-        while self._num_bytes_of.total() > MOST_HELD_BYTES:
+                self._num_bytes += len(one.data)
+        while self._num_bytes > MOST_HELD_BYTES:
             most = max(sorted(self._num_bytes_of), key=self._num_bytes_of.__getitem__)
             oldest = next(iter(self._names_of[most]))
             del self._names_of[most][oldest]
-            self._num_bytes_of[most] -= len(self.held.pop(oldest))
+            num_bytes = len(self.held.pop(oldest))
+            self._num_bytes_of[most] -= num_bytes
+            self._num_bytes -= num_bytes
 
     def fresh(self, sheet: Sheet) -> set[Name]:
         """Names of the sheets in it that are not held."""
@@ -219,8 +223,9 @@ class Tree:
 
     @classmethod
     def of(cls, facts: RoundFacts, leader: PeerId) -> "Tree":
-        others = (peer for peer in facts.members if peer != leader)
-        return cls((leader, *rank(others, "hand on", facts.said.value, facts.step, leader)))
+        """Raises RemoteError if the leader is no member."""
+        facts.check_member(leader)
+        return _drawn(facts.members, facts.said.value, facts.step, leader)
 
     def after(self, peer: PeerId) -> tuple[PeerId, ...]:
         """To whom it hands on."""
@@ -234,3 +239,9 @@ class Tree:
     @cached_property
     def _place(self) -> dict[PeerId, int]:
         return {peer: at for at, peer in enumerate(self.order)}
+
+
+@lru_cache(maxsize=64)
+def _drawn(members: tuple[PeerId, ...], said: bytes, step: Step, leader: PeerId) -> Tree:
+    others = (peer for peer in members if peer != leader)
+    return Tree((leader, *rank(others, "hand on", said, step, leader)))

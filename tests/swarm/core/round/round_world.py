@@ -333,8 +333,7 @@ class World:
                 assert settled, self.explain(f"not over after {until_s} s")
                 return
             event()
-            waiting = [m for m in self.members.values() if m.alive and m.finished is None and wait_for(m)]
-            if not waiting and not settled:
+            if not settled and all(m.finished or not m.alive or not wait_for(m) for m in self.members.values()):
                 settled, until_s = True, self.now + 12.0
 
     def kill(self, member: Member) -> None:
@@ -556,13 +555,14 @@ class World:
 
     def _show_all(self, member: Member, made: Contribution) -> None:
         """Who leads gets it with what is committed to it."""
-        self._came(member, member.peer_id, sheets.of_contribution(made))
+        shown = sheets.of_contribution(made)
+        self._came(member, member.peer_id, shown)
         apart = {member.peer_id, member.round.leader}
         to = tuple(peer for peer in self.facts.members if peer not in apart)
 
         def take(m: Member) -> list[Instruction]:
             out = m.round.on_contribution(member.peer_id, made)
-            self._came(m, member.peer_id, sheets.of_contribution(made))
+            self._came(m, member.peer_id, shown)
             return out
 
         self._send(member, to, "contribution", take, num_bytes=len(made.packed.data))

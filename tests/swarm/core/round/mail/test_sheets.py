@@ -149,7 +149,9 @@ def papers_sent(world: World) -> tuple[int, list[int]]:
     return by[leader], sorted(by[peer] for peer in world.members if peer != leader)
 
 
-@pytest.mark.parametrize(("num_members", "num_parts"), [(64, 64), (256, 1)])
+@pytest.mark.parametrize(
+    ("num_members", "num_parts"), [(64, 64), (130, 4), pytest.param(256, 1, marks=pytest.mark.soak)]
+)
 def test_a_leader_sends_about_what_a_member_does(num_members: int, num_parts: int) -> None:
     world = World(num_members, num_members, num_parts=num_parts, slowest_s=0.1)
     world.run()
