@@ -14,7 +14,7 @@ from swarm.core.round.mail import sheets
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
-STEPS = 3
+STEPS = 6
 LIAR = 1
 
 
@@ -48,7 +48,9 @@ def test_rounds_end_alike_when_a_member_of_the_tree_is(
 ) -> None:
     monkeypatch.setattr(sheets, "FAN_OUT", 1)
     handed: Counter[str] = Counter()
-    manifest = manifest_of(optimizer={"total_steps": STEPS}, limits={"founders_per_stage": 3})
+    manifest = manifest_of(
+        optimizer={"total_steps": STEPS}, limits={"founders_per_stage": 1}, batch={"target_tokens": 256}
+    )
 
     async def main() -> None:
         async with swarm_in_process(
