@@ -464,21 +464,8 @@ class World:
                 )
             case SendTurned(to, view):
                 self._send(member, to, "turned", lambda m: m.round.on_turned(me, view, now=self.now))
-            case SendCommit(to, view, made, promise, roster, result):
-                shown = (*sheets.of_result(result), *sheets.of_roster(roster))
-                said = {"contribution": packed_or_none(made), "promise": value_or_none(promise)}
-                data = pack({**said, "result": packed_or_none(result), "roster": packed_or_none(roster)})
-                commit = Sheet(data, (*sheets.of_contribution(made), *shown))
-
-                def take(m: Member) -> list[Instruction]:
-                    out = m.round.on_commit(me, view, made, promise, roster, result, now=self.now)
-                    self._came(m, me, sheets.of_contribution(made))
-                    return out
-
-                if shown:
-                    self._send_sheet(member, (to,), "commit", commit, take)
-                else:
-                    self._send(member, (to,), "commit", take, num_bytes=len(data))
+            case SendCommit():
+                self._commit(member, instruction)
             case AskPromise(to, view):
                 for peer in to:
                     self._ask(member, peer, lambda o, m: self._promise(o, m, view))
@@ -543,6 +530,23 @@ class World:
                     self._act(member, lambda: self._fetch(member, wanted, holders))
             case Finish(result):
                 self._act(member, lambda: self._finish(member, result))
+
+    def _commit(self, member: Member, asked: SendCommit) -> None:
+        me, made, result, roster = member.peer_id, asked.contribution, asked.result, asked.roster
+        shown = (*sheets.of_result(result), *sheets.of_roster(roster))
+        said: dict[str, Value] = {"contribution": packed_or_none(made), "promise": value_or_none(asked.promise)}
+        data = pack({**said, "result": packed_or_none(result), "roster": packed_or_none(roster)})
+
+        def take(m: Member) -> list[Instruction]:
+            out = m.round.on_commit(me, asked.view, made, asked.promise, roster, result, now=self.now)
+            self._came(m, me, sheets.of_contribution(made))
+            return out
+
+        if shown:
+            commit = Sheet(data, (*sheets.of_contribution(made), *shown))
+            self._send_sheet(member, (asked.to,), "commit", commit, take)
+        else:
+            self._send(member, (asked.to,), "commit", take, num_bytes=len(data))
 
     def _contribute(self, member: Member) -> None:
         for part in range(self.facts.num_parts if member.num_work else 0):

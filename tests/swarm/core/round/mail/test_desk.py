@@ -18,7 +18,8 @@ TREE = Tree.of(FACTS, LEADER)
 PARENT, LAST = TREE.before(TREE.order[-1]), TREE.order[-1]
 INNER = tuple(Sheet(bytes([number]) * 300) for number in range(3))
 SHEET = Sheet(b"[" + b"".join(one.data for one in INNER) + b"]", INNER)
-WHOLE: Value = [0, b"[", *[[0, one.data] for one in INNER], b"]"]
+PIECES: list[Value] = [[0, one.data] for one in INNER]
+WHOLE: Value = [0, b"[", *PIECES, b"]"]
 CALL_S = 10.0
 
 
@@ -128,7 +129,8 @@ def test_a_leader_s_names_are_waited_for_a_few_at_a_time() -> None:
     last = desk_of(LAST)
     for number in range(MOST_WAITING):
         assert isinstance(last.open([bytes([number]) * 32], leader=LEADER, now=0.0), Waiting)
-    for rope in ([bytes([99]) * 32], [0, [bytes([98]) * 32]]):
+    others: list[Value] = [[bytes([99]) * 32], [0, [bytes([98]) * 32]]]
+    for rope in others:
         assert isinstance(last.open(rope, leader=LEADER, now=0.0), Restored)
     assert len(last.waiting) == MOST_WAITING
 

@@ -86,7 +86,9 @@ def test_a_rope_is_read_only_if_it_is_one() -> None:
     deep: list[Value] = [0]
     for _ in range(sheets.MAX_DEPTH + 1):
         deep = [0, deep]
-    for rope in (None, [], [1], [0, 3], [b"short"], [bytes(32), b""], {"0": b""}, deep, [0, *[b""] * MAX_PIECES]):
+    many: list[Value] = [0, *[b""] * MAX_PIECES]
+    none: list[Value] = [None, [], [1], [0, 3], [b"short"], [bytes(32), b""], {"0": b""}, deep, many]
+    for rope in none:
         with pytest.raises(RemoteError, match=r"rope|name"):
             restored(Sheets(), rope)
 
@@ -94,7 +96,8 @@ def test_a_rope_is_read_only_if_it_is_one() -> None:
 def test_a_rope_of_names_comes_to_no_more_than_a_message_may_have() -> None:
     held, sheet = Sheets(), Sheet(bytes(LEAST_BYTES))
     held.hold([sheet], of=FACTS.members[0])
-    rope: Value = [0, *[[sheet.name]] * 10]
+    names: list[Value] = [[sheet.name]] * 10
+    rope: Value = [0, *names]
     assert len(held.restore(rope, max_bytes=10 * LEAST_BYTES).data) == 10 * LEAST_BYTES
     with pytest.raises(RemoteError, match="more bytes"):
         held.restore(rope, max_bytes=10 * LEAST_BYTES - 1)
