@@ -3,7 +3,7 @@
     python -m benchmarks.homes.bulk [--round-trip-ms 80] [--loss 0.01] [--json]      # root and iproute2
     python -m benchmarks.homes.bulk --uplink-mbit 1 --megabytes 1 --way "direct, bbr"
 
-Two homes send each other parts at once, as the two members of a round do (`peer.round.outbox`), over p2pd or over
+Two homes send each other parts at once, as the two members of a round do (`peer.round.mail.outbox`), over p2pd or over
 direct streams, under a loss-based congestion control and under bbr. The share of the uplink is that of the parts' own
 bytes: headers and what is sent again are not counted. Small calls go beside them, as votes would.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from peer.round import fragments
+from peer.round.mail import fragments
 from swarm import host_protocol
 from swarm.checkpoint import record as checkpoint_record
 from swarm.core.audit import chance, ticket

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from peer.round.outbox import Outbox, Parcel
+from peer.round.mail.outbox import Outbox, Parcel
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId

@@ -11,7 +11,7 @@ from peer.adversary.false_audits import FalseCharges
 from peer.adversary.hooks import Adversary
 from peer.pipeline.screens import Screens
 from peer.round.driver import RoundDriver
-from peer.round.mail import RoundMail
+from peer.round.mail.mail import RoundMail
 from peer.round.part_exchange import PartExchange
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState

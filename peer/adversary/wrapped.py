@@ -9,7 +9,7 @@ from peer.audit.exams import EXAM, EXAM_ANSWER
 from peer.audit.hop_desk import PASSED
 from peer.audit.jury import JURY
 from peer.pipeline.downstream import ROOM
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import merkle_root
 from swarm.core.audit.ticket import Ticket

@@ -9,7 +9,7 @@ from peer.audit.inquiry import Inquiry
 from peer.pipeline.screens import Screens
 from peer.pipeline.stage_pass import StagePass
 from peer.round.driver import RoundDriver
-from peer.round.mail import RoundMail
+from peer.round.mail.mail import RoundMail
 from peer.round.part_exchange import PartExchange
 from peer.round.stage_steps import StageSteps
 from peer.state.replica import StageReplica

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.receipts import papers_s
-from peer.round.mail import RESEND_S, ROUND, RoundMail
+from peer.round.mail.mail import RESEND_S, ROUND, RoundMail
+from peer.round.mail.ropes import HANDED_ON, RoundRopes
 from peer.round.part_exchange import Heard, PartExchange
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
@@ -22,22 +23,24 @@ from peer.stage.events import MemberGone, OffChain, StepClosed
 from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance, OffChainError
-from swarm.core.canonical import Value
+from swarm.core.canonical import Value, unpack
 from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item, value_or_none
+from swarm.core.forms import as_map
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError, RoundFacts
+from swarm.core.round.mail import sheets
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Proof, Reconfiguration, Vote, phase_of
 from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
 from swarm.identity.key import verify
-from swarm.network.transport import Message
+from swarm.network.transport import MAX_META_BYTES, Message
 from swarm.witness_service import VoteLog, ask_witness, check_joins
 from verification.kinds.equivocation import CastVote, Equivocation, Statement
 from verification.round.papers import Papers
@@ -75,6 +78,7 @@ class RoundDriver:
         self._signing_log = signing_log
         self._vote_log = vote_log
         self._neighbours = neighbours
+        self._ropes = RoundRopes(mail, steps.context)
         self._charges = charges
         self._chance = chance
         self._drawn = drawn
@@ -96,6 +100,10 @@ class RoundDriver:
         if sender in machine.facts.members:
             self._mail.heard(sender)
         now, heard = time.monotonic(), Heard([])
+        if kind == HANDED_ON:
+            return self._ropes.handed_on(state, sender, fields)
+        if fields.optional("rope"):
+            return await self._on_rope(state, sender, kind, fields)
         if kind == "close":
             view, shown = fields.integer("view", high=1 << 20), Proof.from_value(fields.message("proof"))
             out = machine.on_close(sender, view, shown, now=now)
@@ -117,6 +125,11 @@ class RoundDriver:
             except OffChainError as error:
                 self._context.events.publish(OffChain(error.maker, error.step))
                 raise
+            self._ropes.came(state, sender, sheets.of_contribution(contribution))
+        elif kind == "contribution":
+            shown_to_all = Contribution.from_value(fields.message("contribution"))
+            out = machine.on_contribution(sender, shown_to_all)
+            self._ropes.came(state, sender, sheets.of_contribution(shown_to_all))
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
             self._check_neighbours(proposal)
@@ -173,6 +186,17 @@ class RoundDriver:
         if heard.failure is not None:
             raise heard.failure
         return Message({"status": "ok"})
+
+    async def _on_rope(self, state: StepState, sender: PeerId, kind: str, fields: Fields) -> Message:
+        found = await self._ropes.restored(state, sender, fields)
+        if found.lacking:
+            return Message({"status": "lacks", "names": [*found.lacking]})
+        meta = as_map("round message", unpack(found.data, max_bytes=MAX_META_BYTES))
+        if meta.get("kind") != kind or "rope" in meta:
+            raise RemoteError("malformed", f"a rope of kind {kind[:20]!r} holds something else", sender)
+        reply = await self._on_round(sender, Message(meta))
+        self._ropes.taken(state, sender, found)
+        return reply
 
     async def _look_at(self, machine: AveragingRound, made: Contribution, sender: PeerId) -> None:
         """As who leads: what is not shown here need not be proposed."""
@@ -239,7 +263,12 @@ class RoundDriver:
                         "roster": packed_or_none(roster),
                         "result": packed_or_none(result),
                     }
-                    self._mail.send_all(state, (leader,), meta)
+                    if roster is None and result is None:  # the first: who leads does not have the contribution
+                        self._mail.send_all(state, (leader,), meta)
+                    else:
+                        certified = (*sheets.of_result(result), *sheets.of_roster(roster))
+                        inner = (*sheets.of_contribution(contribution), *certified)
+                        self._ropes.send(state, (leader,), meta, inner)
                 case act.AskPromise(to, view):
                     for peer in to:
                         self._ask_outside(state, peer, instruction, (peer, "promise", view))
@@ -248,7 +277,7 @@ class RoundDriver:
                     words = self._parts.words(state, proposal)
                     if inside:
                         ballot: dict[str, Value] = {"proposal": proposal.packed, "words": value_or_none(words)}
-                        self._mail.send_all(state, inside, {"kind": "ballot", **ballot})
+                        self._ropes.send(state, inside, {"kind": "ballot", **ballot}, sheets.of_proposal(proposal))
                     for peer in to:
                         if peer not in inside:
                             key = (peer, proposal.phase, proposal.view)
@@ -264,7 +293,8 @@ class RoundDriver:
                     self._mail.send_all(state, (leader,), asked)
                 case act.SendRoster(to, roster):
                     state.notify()
-                    self._mail.send_all(state, to, {"kind": "roster", "roster": roster.packed})
+                    meta = {"kind": "roster", "roster": roster.packed}
+                    self._ropes.send(state, to, meta, sheets.of_roster(roster))
                 case act.SendPart(reducer, part, view):
                     self._parts.send_part(state, reducer, part, view)
                 case act.AggregatePart() | act.CombineShares():
@@ -280,7 +310,8 @@ class RoundDriver:
                 case act.SendResult(to, result):
                     state.notify()
                     inside = [peer for peer in to if peer in self._steps.chain.members]
-                    self._mail.send_all(state, inside, {"kind": "result", "result": result.packed})
+                    meta = {"kind": "result", "result": result.packed}
+                    self._ropes.send(state, inside, meta, sheets.of_result(result))
                 case act.FetchPart():
                     self._context.tasks.spawn(self._fetch(state, instruction))
                 case act.Accuse(one, other):
@@ -406,4 +437,15 @@ class RoundDriver:
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))
+        self._show_all(state, contribution)
         self.carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
+
+    def _show_all(self, state: StepState, contribution: Contribution) -> None:
+        """Everybody gets from its maker what the leader will name; the leader gets it with what is committed to it."""
+        machine = state.round
+        assert machine is not None
+        self._ropes.came(state, machine.me, sheets.of_contribution(contribution))
+        apart = {machine.me, machine.leader}
+        if contribution.work:
+            others = [peer for peer in machine.facts.members if peer not in apart]
+            self._mail.send_all(state, others, {"kind": "contribution", "contribution": contribution.packed})

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
-from peer.round.fragments import Fragment
-from peer.round.mail import RoundMail
-from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
+from peer.round.mail.fragments import Fragment
+from peer.round.mail.mail import RoundMail
+from peer.round.mail.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps

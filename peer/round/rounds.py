@@ -13,14 +13,14 @@ from peer.pipeline.receipts import PapersDesk
 from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
-from peer.round.mail import RoundMail
-from peer.round.outbox import SHORTEST_BYTES
+from peer.round.mail.mail import RoundMail
+from peer.round.mail.outbox import SHORTEST_BYTES
 from peer.round.part_exchange import PartExchange
 from peer.round.presence import Presence
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.round.step_progress import ProgressCalls
-from peer.round.step_state import StepState
+from peer.round.step_state import StepSheets, StepState
 from peer.round.taking import StepTaking
 from peer.stage.context import StageContext
 from peer.stage.events import MemberGone, PeerLost, VersionTurned
@@ -31,6 +31,7 @@ from swarm.core.plan import longest_round_s
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Charge, Result
+from swarm.core.round.mail.desk import Desk
 from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.state.stage_chain import StageChain
@@ -39,7 +40,7 @@ from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
 from swarm.network.loop import happened
-from swarm.network.transport import Message
+from swarm.network.transport import MAX_META_BYTES, Message
 from swarm.witness_service import VoteLog
 from verification.round.papers import Bytes
 
@@ -167,6 +168,7 @@ class StageRounds:
                 votes=votes,
                 signed_under=self.vote_log.signed_under(name),
             )
+            state.sheets = StepSheets(Desk(state.facts, me, settings.deadlines.call_s, MAX_META_BYTES))
             self._driver.log_round(state)
             state.notify()
             state.dirty.set()

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from peer.pipeline.grants import StepGrants
-from peer.round.fragments import Fragments
+from peer.round.mail.fragments import Fragments
 from peer.state.replica import Accumulation
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
+from swarm.core.round.mail.desk import Desk
 from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
 from swarm.core.round.words import Reduction
@@ -45,6 +46,19 @@ class StepParts:
 
 
 @dataclass
+class StepSheets:
+    """This member's large messages of the step's round; written by `peer.round.mail.ropes`."""
+
+    desk: Desk
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a sheet came, or the rope of a message that is waited for, and replaced."""
+
+    def notify(self) -> None:
+        self.came.set()
+        self.came = asyncio.Event()
+
+
+@dataclass
 class StepState:
     """Everything this peer holds of one open step."""
 
@@ -69,6 +83,8 @@ class StepState:
     round: AveragingRound | None = None
     """This member's side of the round, made of `facts`; None before, and for a peer that is no member. By `rounds`."""
     parts: StepParts = field(default_factory=StepParts)
+    sheets: StepSheets | None = None
+    """None before there is a round, and for a peer that is no member. By `rounds`."""
     closed_at: float | None = None
     """When the round asked for this peer's contribution: from then on it is the last word of its sum. By `driver`."""
     busy_s_at_close: float = 0.0

@@ -21,7 +21,7 @@ class Tasks:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when something broke that this peer cannot mend: its supervisor must end it."""
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Begin this; nothing is begun once all was stopped."""
         if self.is_stopped:
             work.close()
@@ -38,7 +38,7 @@ class Tasks:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except (TransientError, RemoteError) as error:

@@ -352,6 +352,17 @@ class AveragingRound:
             return self._news_for(sender, lead.view)
         return lead.call() + lead.propose(now)
 
+    def on_contribution(self, sender: PeerId, contribution: Contribution) -> Instructions:
+        """A member shows everybody what it commits to, so that a leader need only name it. Raises RemoteError if it is
+        none of its own."""
+        self.facts.check_member(sender)
+        if contribution.peer_id != sender:
+            raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
+        if not self._knows(contribution):
+            self.facts.check_contribution(contribution, self.verify)
+        self._gone.pop(sender, None)
+        return self._see((contribution,))
+
     def on_promise(
         self, voter: PeerId, promise: Promise, roster: Roster | None, result: Result | None, *, now: float
     ) -> Instructions:

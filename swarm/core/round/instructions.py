@@ -64,7 +64,8 @@ class AskPromise:
 
 @dataclass(frozen=True)
 class SendBallot:
-    """Ask voters for their votes; hand the vote of each outside the stage to `on_vote`. Asked again."""
+    """Show members a proposal, and ask whoever has a vote for it; hand the vote of each outside the stage to `on_vote`.
+    Asked again."""
 
     to: tuple[PeerId, ...]
     proposal: Proposal

@@ -201,12 +201,13 @@ class RoundLead:
         return self.is_on and asked is not None and asked.phase == phase
 
     def _ask(self, proposal: Proposal, now: float) -> Instructions:
-        """Ask everyone for their votes, oneself first."""
+        """Ask everyone for their votes, oneself first. Members that have none get it too: what comes next names what is
+        in it."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
         if proposal.result is not None:  # whoever still fetches its bytes has as long as whoever still sends its parts
             self.patience.due = now + max(2 * self.facts.phase_s, self.reduction.arrivals.allowed_s(now=now))
-        others = tuple(peer for peer in self.ballots.voters if peer != self.me)
+        others = tuple(sorted({*self.ballots.voters, *self.facts.members} - {self.me}))
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
             out += self.reduction.fetch_missing(proposal.result)
@@ -290,7 +291,8 @@ class RoundLead:
             return []
         if unreduced := parts.unreduced(roster):
             behind = {roster.combiner_of(part) for part in unreduced}
-            if self._most_reduced_at is None and 2 * len(behind) < len({*roster.reducers}):
+            combiners = {roster.combiner_of(part) for part in range(roster.num_parts)}
+            if self._most_reduced_at is None and 2 * len(behind) < len(combiners):
                 self._most_reduced_at = now
             return []
         unsigned = Result(roster, tuple(parts.reduced[part] for part in range(roster.num_parts)), self.me)

@@ -136,7 +136,8 @@ class RoundVoter:
             self.reconfigure(shown)
 
     def cast(self, proposal: Proposal) -> Vote | None:
-        """The vote for a proposal that was checked; None if something else was promised or voted for."""
+        """The vote for a proposal that was checked; None if this peer has none in its view, or something else was
+        promised or voted for."""
         certificate = proposal.proof.certificate
         if proposal.result is not None:
             self.remember(proposal.result.roster)
@@ -145,7 +146,8 @@ class RoundVoter:
             if known is None or known.root() != certificate.value:
                 return None
             self.remember_result(replace(known, certificate=certificate))
-        vote = proposal.vote_of(self._voter) if self.votes else None
+        has_vote = self.votes and self.me in self.facts.election.voters_in(proposal.view, self.changed)
+        vote = proposal.vote_of(self._voter) if has_vote else None
         if proposal.result is not None and vote is not None:
             self._voted_for = proposal.result
         return vote

@@ -13,7 +13,7 @@ from peer.adversary.kinds import parse
 from peer.adversary.wrapped import AUDITED, FalseDirectory, FalseTransport
 from peer.audit.jury import JURY
 from peer.pipeline.downstream import ROOM
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from swarm.checkpoint.state import merkle_root
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError

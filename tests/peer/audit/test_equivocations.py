@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from peer.audit.accuser import Accuser
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId

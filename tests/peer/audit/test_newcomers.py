@@ -13,7 +13,7 @@ from peer.audit.desk import INPUT
 from peer.audit.exams import EXAM_ANSWER
 from peer.audit.jury import JURY
 from peer.pipeline.downstream import METHOD
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from peer.round.step_progress import PROGRESS
 from peer.state.catch_up import JOIN
 from swarm.core.audit.ticket import Ticket

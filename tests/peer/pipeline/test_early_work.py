@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peer.pipeline.downstream import METHOD, ROOM
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.core.errors import TransientError

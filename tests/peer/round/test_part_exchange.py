@@ -13,8 +13,8 @@ import pytest
 
 from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
-from peer.round.fragments import MOST_BEGUN, Fragment, Fragments
-from peer.round.mail import RoundMail
+from peer.round.mail.fragments import MOST_BEGUN, Fragment, Fragments
+from peer.round.mail.mail import RoundMail
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts

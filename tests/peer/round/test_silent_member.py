@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import peer.round.presence
-from peer.round.mail import ROUND
+from peer.round.mail.mail import ROUND
 from peer.round.presence import PING_FACTOR, Presence
 from peer.round.step_progress import PROGRESS
 from peer.round.taking import round_phase

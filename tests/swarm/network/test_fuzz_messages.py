@@ -28,7 +28,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bootstrap.audit.charges import OpenCharge
-from peer.round.fragments import Fragment
+from peer.round.mail.fragments import Fragment
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.record import ArchivedFile, CheckpointRecord, CheckpointScores, Score

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
+from swarm.core.canonical import Value, pack
 from swarm.core.cohorts import cohorts
 from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import packed_or_none, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rotated
 from swarm.core.round.averaging_round import (
@@ -39,6 +41,9 @@ from swarm.core.round.averaging_round import (
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
+from swarm.core.round.mail import sheets
+from swarm.core.round.mail.desk import Desk, Letter, Offer, Waiting
+from swarm.core.round.mail.sheets import Restored, Sheet
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
@@ -47,7 +52,11 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_
 
 PHASE_S = 1.0
 LEASE_S = 10.0
-MOST_MEMBERS = 132
+RESEND_S = 0.2
+HEAD_BYTES = 100
+"""Of a message that holds little: its kind, stage and step."""
+MAX_BYTES = 8 << 20
+MOST_MEMBERS = 256
 RUN_ID = "world"
 NORM_CAP = 2.5
 STAGE, STEP = StageIndex(1), Step(7)
@@ -188,11 +197,33 @@ def round_of(
     return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under)
 
 
+def size_of(rope: Value) -> int:
+    """On the wire, but for some bytes of its form."""
+    if isinstance(rope, list):
+        return sum(map(size_of, rope))
+    return len(rope) if isinstance(rope, bytes) else 1
+
+
 def not_cut(one: PeerId, other: PeerId) -> bool:
     return False
 
 
+def honest(rope: Value) -> Value:
+    return rope
+
+
 Deliver = Callable[["Member"], list[Instruction]]
+
+
+@dataclass(eq=False)
+class Mail:
+    """A message in sheets on its way to one member."""
+
+    sender: "Member"
+    what: str
+    letter: Letter
+    to_all: bool
+    deliver: Deliver
 
 
 @dataclass
@@ -210,6 +241,7 @@ class Member:
 
     peer_id: PeerId
     round: AveragingRound
+    desk: Desk
     num_work: int
     alive: bool = True
     frozen: bool = False
@@ -221,6 +253,11 @@ class Member:
     held_back: list[tuple[PeerId, int, int]] = field(default_factory=list)
     inbox: list[Callable[[], None]] = field(default_factory=list)
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    hands_on: bool = True
+    """Whether it brings others what the leader sends to all."""
+    brings: Callable[[Value], Value] = honest
+    """What it hands on in place of what came."""
+    awaited: dict[Waiting, Mail] = field(default_factory=dict)
     was_asked: bool = False
     started_again: bool = False
     finished: Result | None = None
@@ -259,7 +296,7 @@ class World:
         self.slowest_s = slowest_s
         idle = set(self.rng.sample(self.facts.members, workless))
         self.members = {
-            peer: Member(peer, round_of(self.facts, peer), 0 if peer in idle else 1 + index % 2)
+            peer: Member(peer, round_of(self.facts, peer), self._desk(peer), 0 if peer in idle else 1 + index % 2)
             for index, peer in enumerate(self.facts.members)
         }
         self.outsiders = {
@@ -273,6 +310,8 @@ class World:
         self.story: list[str] = []
         self.sent: defaultdict[str, Counter[tuple[PeerId, PeerId]]] = defaultdict(Counter)
         """Messages of each kind, from whom to whom."""
+        self.sent_bytes: defaultdict[str, Counter[PeerId]] = defaultdict(Counter)
+        """In messages of each kind, but for those of parts, by whom."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
@@ -294,8 +333,7 @@ class World:
                 assert settled, self.explain(f"not over after {until_s} s")
                 return
             event()
-            waiting = [m for m in self.members.values() if m.alive and m.finished is None and wait_for(m)]
-            if not waiting and not settled:
+            if not settled and all(m.finished or not m.alive or not wait_for(m) for m in self.members.values()):
                 settled, until_s = True, self.now + 12.0
 
     def kill(self, member: Member) -> None:
@@ -318,7 +356,7 @@ class World:
             before = self.members[member.peer_id].round
             last = before.changed.first_view if before.changed is not None else before.signed_under
             again = round_of(self.facts, member.peer_id, votes=False, signed_under=max(last, before.signed_under))
-            fresh = Member(member.peer_id, again, 0, started_again=True)
+            fresh = Member(member.peer_id, again, self._desk(member.peer_id), 0, started_again=True)
             self.members[member.peer_id] = fresh
             self._poll(fresh)
 
@@ -417,31 +455,46 @@ class World:
                 self._act(member, lambda: self._contribute(member), after_s=self._delay())
             case SendClose(to, view, _):
                 shown = member.round.turned
-                self._send(member, to, "close", lambda m: m.round.on_close(me, view, shown, now=self.now))
-            case SendTurned(to, view):
-                self._send(member, to, "turned", lambda m: m.round.on_turned(me, view, now=self.now))
-            case SendCommit(to, view, made, promise, roster, result):
                 self._send(
                     member,
-                    (to,),
-                    "commit",
-                    lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
+                    to,
+                    "close",
+                    lambda m: m.round.on_close(me, view, shown, now=self.now),
+                    num_bytes=len(pack(shown.to_value())),
                 )
+            case SendTurned(to, view):
+                self._send(member, to, "turned", lambda m: m.round.on_turned(me, view, now=self.now))
+            case SendCommit():
+                self._commit(member, instruction)
             case AskPromise(to, view):
                 for peer in to:
                     self._ask(member, peer, lambda o, m: self._promise(o, m, view))
             case SendBallot(to, proposal):
                 inside = tuple(peer for peer in to if peer in self.members)
-                self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
+                ballot = pack({"proposal": proposal.packed, "words": value_or_none(words_of(proposal))})
+                self._send_sheet(
+                    member,
+                    inside,
+                    "ballot",
+                    Sheet(ballot, sheets.of_proposal(proposal)),
+                    lambda m: m.round.on_ballot(me, proposal, now=self.now),
+                )
                 for peer in to:
                     if peer in self.outsiders:
                         self._ask(member, peer, lambda o, m: self._outside_vote(o, m, proposal))
             case SendVote(to, proposal, vote):
                 asked = (proposal.view, proposal.phase, proposal.value)
-                self._send(member, (to,), "vote", lambda m: m.round.on_vote(me, *asked, vote, now=self.now))
+                self._send(
+                    member,
+                    (to,),
+                    "vote",
+                    lambda m: m.round.on_vote(me, *asked, vote, now=self.now),
+                    num_bytes=len(pack(vote.to_value())),
+                )
             case SendRoster(to, roster):
                 self._release_parts(member)
-                self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
+                certified = Sheet(pack({"roster": roster.packed}), sheets.of_roster(roster))
+                self._send_sheet(member, to, "roster", certified, lambda m: self._take_roster(m, me, roster))
             case SendPart(to, part, view):
                 self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
             case AggregatePart(part, contributors, excluded, cohort):
@@ -469,7 +522,8 @@ class World:
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
             case SendResult(to, outcome):
                 inside = tuple(peer for peer in to if peer in self.members)
-                self._send(member, inside, "result", lambda m: m.round.on_result(outcome, now=self.now))
+                decided = Sheet(pack({"result": outcome.packed}), sheets.of_result(outcome))
+                self._send_sheet(member, inside, "result", decided, lambda m: m.round.on_result(outcome, now=self.now))
             case FetchPart(part, digest, holders, wanted):
                 if (part, digest) not in member.fetching:
                     member.fetching.add((part, digest))
@@ -477,12 +531,45 @@ class World:
             case Finish(result):
                 self._act(member, lambda: self._finish(member, result))
 
+    def _commit(self, member: Member, asked: SendCommit) -> None:
+        me, made, result, roster = member.peer_id, asked.contribution, asked.result, asked.roster
+        shown = (*sheets.of_result(result), *sheets.of_roster(roster))
+        said: dict[str, Value] = {"contribution": packed_or_none(made), "promise": value_or_none(asked.promise)}
+        data = pack({**said, "result": packed_or_none(result), "roster": packed_or_none(roster)})
+
+        def take(m: Member) -> list[Instruction]:
+            out = m.round.on_commit(me, asked.view, made, asked.promise, roster, result, now=self.now)
+            self._came(m, me, sheets.of_contribution(made))
+            return out
+
+        if shown:
+            commit = Sheet(data, (*sheets.of_contribution(made), *shown))
+            self._send_sheet(member, (asked.to,), "commit", commit, take)
+        else:
+            self._send(member, (asked.to,), "commit", take, num_bytes=len(data))
+
     def _contribute(self, member: Member) -> None:
         for part in range(self.facts.num_parts if member.num_work else 0):
             member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
         first_id = 10 * self.facts.members.index(member.peer_id)
         made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
+        if made.work and not member.started_again:
+            self._show_all(member, made)
         self._do(member, member.round.contributed(None if member.started_again else made, now=self.now))
+
+    def _show_all(self, member: Member, made: Contribution) -> None:
+        """Who leads gets it with what is committed to it."""
+        shown = sheets.of_contribution(made)
+        self._came(member, member.peer_id, shown)
+        apart = {member.peer_id, member.round.leader}
+        to = tuple(peer for peer in self.facts.members if peer not in apart)
+
+        def take(m: Member) -> list[Instruction]:
+            out = m.round.on_contribution(member.peer_id, made)
+            self._came(m, member.peer_id, shown)
+            return out
+
+        self._send(member, to, "contribution", take, num_bytes=len(made.packed.data))
 
     def _take_roster(self, member: Member, sender: PeerId, roster: object) -> list[Instruction]:
         out = member.round.on_roster(sender, roster, now=self.now)  # type: ignore[arg-type]
@@ -585,12 +672,95 @@ class World:
         else:
             when_up()
 
-    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver) -> None:
+    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver, *, num_bytes: int = 0) -> None:
         targets = [self.members[peer] for peer in to]
         assert sender not in targets
         for target in targets:
             self.sent[what][sender.peer_id, target.peer_id] += 1
+            self.sent_bytes[what][sender.peer_id] += HEAD_BYTES + num_bytes
             self._act(sender, partial(self._post, sender, target, what, deliver))
+
+    def _desk(self, peer: PeerId) -> Desk:
+        return Desk(self.facts, peer, LEASE_S, MAX_BYTES)
+
+    def _send_sheet(self, sender: Member, to: tuple[PeerId, ...], what: str, sheet: Sheet, deliver: Deliver) -> None:
+        """As `peer.round.mail.ropes` sends: to all by those who hand it on."""
+        for peer, letter in sender.desk.letters(to, sheet):
+            self._bring(Mail(sender, what, letter, len(to) > 1, deliver), peer)
+
+    def _bring(self, mail: Mail, peer: PeerId) -> None:
+        rope = mail.letter.rope
+        self._send(mail.sender, (peer,), mail.what, lambda m: self._take_mail(m, mail), num_bytes=size_of(rope))
+
+    def _take_mail(self, member: Member, mail: Mail) -> list[Instruction]:
+        rope, leader = mail.letter.rope, mail.sender.peer_id
+        is_handed_on = mail.to_all and leader == member.round.leader
+        found = member.desk.open(rope, leader=leader if is_handed_on else None, now=self.now)
+        if isinstance(found, Waiting):
+            member.awaited[found] = mail
+            self._later(found.ends_at - self.now, partial(self._waited, member, found))
+            return []
+        return self._read(member, mail, rope, found, is_handed_on)
+
+    def _read(self, member: Member, mail: Mail, rope: Value, found: Restored, is_handed_on: bool) -> list[Instruction]:
+        if found.lacking:
+            self._lacks(member, mail, found)
+            return []
+        assert found.data == mail.letter.sheet.data
+        if is_handed_on:
+            for peer, offer in member.desk.offers(found, rope, mail.sender.peer_id, now=self.now):
+                self._hand_on(member, peer, offer)
+        out = mail.deliver(member)
+        member.desk.taken(found)
+        self._came(member, mail.sender.peer_id, found.whole)
+        return out
+
+    def _hand_on(self, member: Member, peer: PeerId, offer: Offer) -> None:
+        def take(m: Member) -> list[Instruction]:
+            try:
+                status = m.desk.handed_on(member.peer_id, offer.leader, offer.name, rope, now=self.now)
+            finally:
+                self._look(m)
+            if offer.answered(status, now=self.now):
+                self._later(RESEND_S if offer.rope is None else 0.0, lambda: self._hand_on(member, peer, offer))
+            return []
+
+        if member.hands_on:
+            rope = member.brings(offer.rope) if offer.rope is not None else None
+            self._send(member, (peer,), "handed on", take, num_bytes=size_of(rope))
+
+    def _came(self, member: Member, sender: PeerId, found: Iterable[Sheet]) -> None:
+        member.desk.hold(found, of=sender, now=self.now)
+        self._look(member)
+
+    def _look(self, member: Member) -> None:
+        for waiting, mail in tuple(member.awaited.items()):
+            found = member.desk.look(waiting, now=self.now)
+            if not isinstance(found, Waiting):
+                del member.awaited[waiting]
+                read = partial(self._read, mail=mail, rope=waiting.rope, found=found, is_handed_on=True)
+                self._later(0.0, partial(self._deliver, member, read, mail.what))
+
+    def _waited(self, member: Member, waiting: Waiting) -> None:
+        if waiting not in member.awaited or not member.alive:
+            return
+        if member.frozen:
+            member.inbox.append(partial(self._waited, member, waiting))
+        elif self.now < waiting.ends_at:
+            self._later(waiting.ends_at - self.now, partial(self._waited, member, waiting))
+        else:
+            self._look(member)
+
+    def _lacks(self, member: Member, mail: Mail, found: Restored) -> None:
+        """It answers so, and who sent the message sends what is lacking."""
+
+        def answered() -> None:
+            sender = mail.sender
+            if sender.is_up and self.members[sender.peer_id] is sender and member.alive:
+                sender.desk.lacked(member.peer_id, mail.letter, found.lacking)
+                self._bring(mail, member.peer_id)
+
+        self._later(self._delay(), answered)
 
     def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:
         """A call to a voter outside the stage."""

@@ -40,8 +40,9 @@ class RoundMail:
 
     async def send(
         self, state: StepState, peer: PeerId, meta: dict[str, Value], bodies: tuple[Bytes, ...] = ()
-    ) -> None:
-        """Bring a member a message of the open step, however often it takes, or find it gone.
+    ) -> Message | None:
+        """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
+        it did not take it.
 
         Bodies of which it is not known whether they came are asked after before they are sent again.
         """
@@ -84,4 +85,6 @@ class RoundMail:
                     self._presence.answered(peer, within_s=time.monotonic() - asked_at)
                 if reply.meta.get("status") == "over":
                     context.events.publish(Overtaken(peer))
-            return
+                return reply
+            return None
+        return None

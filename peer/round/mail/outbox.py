@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Corou
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from peer.round.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peer.round import outbox
-from peer.round.fragments import Fragments
+from peer.round.mail import outbox
+from peer.round.mail.fragments import Fragments
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
 STEPS = 4

@@ -4,13 +4,13 @@ import asyncio
 import math
 from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from peer.round import outbox
-from peer.round.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.outbox import (
+from peer.round.mail import outbox
+from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.mail.outbox import (
     LEAST_SHARE,
     MESSAGE_BYTES,
     SHORTEST_BYTES,
@@ -189,7 +189,8 @@ def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkey
         await wire.finished()
         assert all(len(parcels) == 1 for _, parcels in wire.sent)
         sent = [parcels[0] for _, parcels in wire.sent]
-        assert [one.head["number"] for one in sent] == sorted(one.head["number"] for one in sent)
+        numbers = [cast("int", one.head["number"]) for one in sent]
+        assert numbers == sorted(numbers)
         cut = [[one for one in sent if one.head["number"] == number] for number in range(23)]
         for fragments in cut:
             assert [one.fragment for one in fragments] == [Fragment(at, len(fragments)) for at in range(len(fragments))]

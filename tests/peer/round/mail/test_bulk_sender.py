@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.round.bulk_sender import PART_BYTES, Sender
-from peer.round import outbox
+from peer.round.mail import outbox
 from swarm.core.ids import PeerId
 from swarm.network.transport import Message
 

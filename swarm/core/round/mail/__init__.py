@@ -1,0 +1,1 @@
+"""How a round's large records travel, decided."""

@@ -1,0 +1,68 @@
+"""A swarm whose leader sends its messages to one member, who hands them on to the next: rounds end whatever one of them
+does with them, and bytes are equal."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from peer.round.mail.mail import ROUND
+from peer.round.mail.ropes import HANDED_ON
+from swarm.core.ids import PeerId
+from swarm.core.round.mail import sheets
+from swarm.network.transport import Handler, Message, Transport
+from tests.swarm_in_process import manifest_of, swarm_in_process
+
+STEPS = 6
+LIAR = 1
+
+
+class HandsOn:
+    """What a peer hands on, counted; a liar's goes nowhere, or says something else."""
+
+    def __init__(self, inner: Transport, handed: Counter[str], does: str) -> None:
+        self._inner, self._handed, self._does = inner, handed, does
+        self.peer_id = inner.peer_id
+        self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
+        self.close, self.expect, self.ways = inner.close, inner.expect, inner.ways
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        if method == ROUND and request.meta.get("kind") == HANDED_ON:
+            self._handed[self._does] += 1
+            if self._does == "silent":
+                return Message({"status": "ok"})
+            if self._does == "altered" and request.meta["rope"] is not None:
+                request = Message({**request.meta, "rope": [0, b"nothing of the kind"]})
+        return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+
+
+@pytest.mark.parametrize("does", ["silent", pytest.param("altered", marks=pytest.mark.soak)])
+def test_rounds_end_alike_when_a_member_of_the_tree_is(
+    does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sheets, "FAN_OUT", 1)
+    handed: Counter[str] = Counter()
+    manifest = manifest_of(
+        optimizer={"total_steps": STEPS}, limits={"founders_per_stage": 1}, batch={"target_tokens": 256}
+    )
+
+    async def main() -> None:
+        async with swarm_in_process(
+            manifest,
+            tmp_path,
+            peers=(1, 3),
+            wrap=lambda stage, index, inner: HandsOn(inner, handed, does if (stage, index) == (1, LIAR) else "honest"),
+        ) as swarm:
+            report = await swarm.finished(timeout_s=90.0)
+            assert report["steps"] == STEPS
+            assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
+
+    asyncio.run(main())
+    assert handed["honest"] > 0
+    assert handed[does] > 0
