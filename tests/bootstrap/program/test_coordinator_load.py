@@ -19,7 +19,7 @@ from tests.swarm_in_process import identity_of
 
 
 def test_a_host_reads_the_past_that_is_written_for_it(tmp_path: Path) -> None:
-    write_past(tmp_path, 3, [identity_of(number) for number in range(4)])
+    write_past(tmp_path, 3, [identity_of(number).peer_id for number in range(4)])
 
     async def main() -> None:
         run = prepare_run(parse_manifest(MANIFEST, tmp_path / "run.toml"), tmp_path / "run", lambda what: None)
