@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,7 @@ INSIDE = f"{_HOME}.2"
 """What a member behind a router takes for its address."""
 _CLONE_NEWNET = 0x40000000
 _NETNS = Path("/var/run/netns")
+_ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
 
 
@@ -98,9 +100,9 @@ def sweep() -> None:
                 ip("netns", "del", path.name)
 
 
-def _become_router(namespace: str) -> None:
+def _become_router(namespace: str, answers: bool) -> None:
     enter(namespace)
-    masquerade()
+    masquerade(answers=answers)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
@@ -120,13 +122,18 @@ class Namespaces:
         subnet: str = SUBNET,
         hidden: Sequence[str] = (),
         routed: Sequence[str] = (),
+        forwarding: Sequence[str] = (),
     ) -> None:
         """Without the bridge each has its loopback device alone. Each of `hidden` is behind a router of its own, and
-        each of `routed` will be (`emulated.routing`)."""
+        each of `routed` will be (`emulated.routing`). Of the hidden ones the routers of `forwarding` forward ports when
+        they are asked to."""
         self._members = tuple(members)
         self._subnet = subnet
         self._hidden = frozenset(hidden)
         self._routed = frozenset(routed)
+        self._forwarding = frozenset(forwarding)
+        assert self._forwarding <= self._hidden
+        self._programs: list[subprocess.Popen[bytes]] = []
         self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
         self._hub = self._prefix + "hub"
@@ -155,6 +162,8 @@ class Namespaces:
             ip("link", "set", port, "master", "whole", "up", namespace=self._hub)
             ip("address", "add", f"{self.outside(member)}/24", "dev", "eth0", namespace=outside)
             ip("link", "set", "eth0", "up", namespace=outside)
+        for member in self._forwarding:
+            self._begin_forwarding(member)
 
     def _home(self, member: str) -> str:
         """The namespace of a router, with the member behind it."""
@@ -167,8 +176,17 @@ class Namespaces:
         ip("link", "set", "eth0", "up", namespace=inside)
         ip("route", "add", "default", "via", f"{_HOME}.1", namespace=inside)
         with ThreadPoolExecutor(1) as thread:  # which stays in the namespace, to its end
-            thread.submit(_become_router, router).result()
+            thread.submit(_become_router, router, member in self._forwarding).result()
         return router
+
+    def _begin_forwarding(self, member: str) -> None:
+        router = self.namespace(member) + "-router"
+        command = [sys.executable, "-m", "benchmarks.homes.forwarding", router, f"{_HOME}.1", self.outside(member)]
+        program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT)
+        self._programs.append(program)
+        assert program.stdout is not None
+        if program.stdout.readline() != b"ready\n":
+            raise OSError(f"the router of {member} does not forward")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -247,6 +265,10 @@ class Namespaces:
         ip("link", "set", "lo", "up", namespace=name)
 
     def _remove(self) -> None:
+        for program in self._programs:
+            program.kill()
+            program.communicate()
+        self._programs.clear()
         for name in reversed(self._made):
             with contextlib.suppress(OSError):
                 ip("netns", "del", name)

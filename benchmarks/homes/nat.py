@@ -23,10 +23,11 @@ _RANDOM_FULLY = 1 << 4
 _NESTED = 0x8000
 
 
-def masquerade() -> None:
-    """In this thread's network namespace. Raises OSError where the kernel has no nf_tables."""
+def masquerade(*, answers: bool = False) -> None:
+    """In this thread's network namespace; a router that `answers` takes what is sent to itself. Raises OSError where
+    the kernel has no nf_tables."""
     out = _text(1, "home") + _text(3, "out") + _hook(_POSTROUTING, _SOURCE_NAT, "nat", _ACCEPT)
-    into = _text(1, "home") + _text(3, "in") + _hook(_LOCAL_IN, _FILTER, "filter", _DROP)
+    into = _text(1, "home") + _text(3, "in") + _hook(_LOCAL_IN, _FILTER, "filter", _ACCEPT if answers else _DROP)
     expression = _nest(1, _text(1, "masq") + _nest(2, _number(1, _RANDOM_FULLY)))
     rule = _text(1, "home") + _text(2, "out") + _nest(4, expression)
     messages = [

@@ -1,7 +1,8 @@
 """How a daemon stays in touch: with its host after an outage, and with peers that it cannot be dialled by.
 
-The host dials it back. Who cannot be dialled still calls everybody else, and is called over the connections that it
-opened itself; for two such peers to reach each other, the host may offer a relay.
+The host dials it back. Who cannot be dialled asks its router to forward its ports. Where that does not help it still
+calls everybody else, and is called over the connections that it opened itself; for two such peers to reach each other,
+the host may offer a relay.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from swarm.core.errors import RemoteError, TransientError
@@ -17,9 +19,11 @@ from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
 from swarm.network.addresses import knock
 from swarm.network.directory.dht import DHTDirectory
+from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
 from swarm.network.p2pd.p2p import P2PTransport
 from swarm.network.p2pd.relay_place import RelayPlace
+from swarm.network.port_mapping import Forwarded, PortMapper
 from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
@@ -52,8 +56,15 @@ class Reachability:
     """What is known of it, and what is done for it."""
 
     def __init__(
-        self, transport: P2PTransport, directory: DHTDirectory, host: PeerId, addresses: Sequence[str]
+        self,
+        transport: P2PTransport,
+        directory: DHTDirectory,
+        host: PeerId,
+        addresses: Sequence[str],
+        *,
+        mapper: PortMapper | None,
     ) -> None:
+        """`mapper`: of the router, if it is to be asked."""
         self.reach = Reach.UNKNOWN
         self.why = "the host has not been asked yet"
         self._transport = transport
@@ -66,16 +77,25 @@ class Reachability:
         self._relay: PeerId | None = None
         self._renew_at = 0.0
         self._offer_at = 0.0
+        self._mapper = mapper
+        self._forward_at = 0.0
+        self._routers_word = ""
+        """What came of asking it, to be said after that the host cannot, or can, dial this peer."""
 
     async def run(self) -> None:
         """Look again and again, for ever."""
-        while True:
-            before = self.reach
-            with contextlib.suppress(TransientError, RemoteError):  # the host is away, or another: what is known stands
-                await self._look()
-            if self.reach is not before:
-                log.info("%s: %s", self.reach.value, self.why)
-            await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            while True:
+                before = self.reach
+                with contextlib.suppress(TransientError, RemoteError):  # the host is away: what is known stands
+                    await self._look()
+                if self.reach is not before:
+                    log.info("%s: %s", self.reach.value, self.why)
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            forwarded, self._transport.forwarded = self._transport.forwarded, None
+            if forwarded is not None and self._mapper is not None:
+                await self._mapper.end(list(forwarded.ports))
 
     async def _look(self) -> None:
         connected = await self._transport.connected_peers()
@@ -104,15 +124,24 @@ class Reachability:
         if time.monotonic() >= self._clock_at or abs(ahead_s - self._clock_ahead_s) > CLOCK_SET_S:
             self._clock_at, self._clock_ahead_s = time.monotonic() + CLOCK_EVERY_S, ahead_s
             await keep_the_hosts_time(self._transport, self._host)
-        if time.monotonic() >= self._ask_at:
+        is_due = self._transport.forwarded is not None and time.monotonic() >= self._forward_at
+        if is_due or time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)
+            self._transport.forwarded, self._routers_word = None, ""
+            if not told.answers and self._mapper is not None:
+                told, forwarded, self._routers_word = await through_router(
+                    self._transport, self._host, self._mapper, told
+                )
+                if forwarded is not None:
+                    self._transport.forwarded = forwarded
+                    self._forward_at = time.monotonic() + forwarded.lifetime_s / 2
             self._transport.can_be_dialled = told.answers
             self._ask_at = time.monotonic() + ASK_AGAIN_S
             if told.answers:
-                self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}")
+                self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}{self._routers_word}")
                 self._relay, self._transport.relayed = None, ()
             else:
-                self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}")
+                self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}{self._routers_word}")
 
     async def _redial(self) -> None:
         """After an outage p2pd dials nobody by itself, and the directory's table may be empty."""
@@ -147,7 +176,9 @@ class Reachability:
         if silent is not None:
             raise silent
         self._relay, self._transport.relayed = None, ()
-        self._is(Reach.OUTBOUND, f"the host cannot dial it, and no relay takes it: {'; '.join(refusals)}")
+        self._is(
+            Reach.OUTBOUND, f"the host cannot dial it{self._routers_word}, and no relay takes it: {'; '.join(refusals)}"
+        )
 
     async def _offer_of_host(self) -> RelayOffer:
         answer = await self._transport.call(self._host, RELAY, Message(), timeout_s=HOST_S, max_body_bytes=0)
@@ -177,6 +208,28 @@ class Reachability:
 
     def _is(self, reach: Reach, why: str) -> None:
         self.reach, self.why = reach, why
+
+
+async def through_router(
+    transport: P2PTransport, host: PeerId, mapper: PortMapper, told: DialledBack
+) -> tuple[DialledBack, Forwarded | None, str]:
+    """Have the router forward this peer's ports, and the host try them, where it did not get through, as it `told`.
+
+    What that came to, what leads here now, and what is to be said of it. There may be another router before the host,
+    which forwards nothing: then the host does not get through either. Raises as `P2PTransport.ask_to_be_dialled`.
+    """
+    ports = transport.ports()
+    if not ports:
+        return told, None, ""
+    try:
+        forwarded = await mapper.ask(ports)
+    except TransientError as error:
+        return told, None, f" ({error})"
+    told = await transport.ask_to_be_dialled(host, transport.addresses_at(forwarded))
+    if not told.answers:
+        await mapper.end(ports)
+        return told, None, f", nor at what its router, at {forwarded.outside}, forwards"
+    return told, replace(forwarded, outside=told.host), ", at a port that its router forwards"
 
 
 async def keep_the_hosts_time(transport: P2PTransport, host: PeerId) -> None:

@@ -128,7 +128,8 @@ def announced(addresses: Sequence[str], dial_errors: Mapping[str, str], sees_us_
 
 
 def reach(host: str, answers: bool, refusal: str) -> Finding:
-    """Whether the run's host could dial this peer at `host`; `refusal`: why it relays for nobody, empty if it does."""
+    """Whether the run's host could dial this peer at `host`, in words; `refusal`: why it relays for nobody, empty if it
+    does."""
     if answers:
         return Finding("reach", Level.OK, f"reachable: the host dialled this machine back at {host}")
     how = "relayed: through the host's relay" if not refusal else f"outbound only: {refusal}"

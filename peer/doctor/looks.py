@@ -163,16 +163,24 @@ class Examination:
             return diagnosis.clock(None, 0.0)
 
     async def _reach_of_others(self, transport: Any) -> Finding:
+        from peer.directory.reachability import through_router
         from swarm.host_protocol import RELAY, RelayOffer
+        from swarm.network.port_mapping import PortMapper, gateway
         from swarm.network.transport import Message
 
-        host = _host(self.addresses)
+        host, router, word = _host(self.addresses), gateway(), ""
         try:
             told = await transport.ask_to_be_dialled(host)
+            if not told.answers and router is not None and self.folder.load_limits().router_ports == "ask":
+                mapper = PortMapper(router)
+                told, forwarded, word = await through_router(transport, host, mapper, told)
+                if forwarded is not None:
+                    await mapper.end(list(forwarded.ports))
             if told.answers and not told.host.startswith("127."):
                 self._dialled_at.add(told.host)
             answer = await transport.call(host, RELAY, Message(), timeout_s=PING_S, max_body_bytes=0)
-            return diagnosis.reach(told.host, told.answers, RelayOffer.from_value(answer.meta).refusal)
+            refusal = RelayOffer.from_value(answer.meta).refusal
+            return diagnosis.reach(f"{told.host}{word}", told.answers, refusal)
         except (TransientError, RemoteError) as error:
             return Finding("reach", Level.WARNING, f"not looked at: {error}", "try again in a moment")
 

@@ -44,6 +44,8 @@ class VolunteerSettings:
     stage: int | None = None
     """The stage asked for; None: wherever the run needs a peer most."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    asks_router: bool = False
+    """To forward the ports, when nobody can dial this peer."""
     relay_listen: str | None = None
     """Where to relay for peers that cannot be dialled; None: nowhere."""
     invite: Invite | None = None

@@ -169,6 +169,7 @@ def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, liste
         disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
         stage=stage,
         listen=(listen_multiaddress(listen),),
+        asks_router=limits.router_ports == "ask",
         relay_listen=None if limits.relay_gb is None else listen_multiaddress(beside(listen, 1)),
     )
 

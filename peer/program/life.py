@@ -28,6 +28,7 @@ from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.records import addresses_in
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.port_mapping import PortMapper, gateway
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,9 @@ class Life:
                 waits_for=self._waits_for,
             )
             desk.phase, desk.waits_for = "joining", "the run's data and state"
-            reachability = Reachability(transport, directory, self._host, self._addresses)
+            router = gateway() if volunteer.asks_router else None
+            mapper = PortMapper(router) if router is not None else None
+            reachability = Reachability(transport, directory, self._host, self._addresses, mapper=mapper)
             desk.joins(daemon, reachability)
             enough = asyncio.Event()
             works = [self._mind(daemon, stop), reachability.run(), _until_lost(transport)]

@@ -52,6 +52,7 @@ class OwnerLimits:
     download_mbit: float | None = None
     month_gb: float | None = None
     relay_gb: float | None = None
+    router_ports: str = "ask"
     hours: Hours | None = None
     on_battery: str = "pause"
     nice: int = 12
@@ -184,6 +185,13 @@ LIMITS = (
         "GB a month to carry peers that cannot be dialled; none: no",
         at_next_start=True,
     ),
+    Limit(
+        "router-ports",
+        _word("ask", "leave"),
+        "leave",
+        "ask the router to forward this peer's ports when it cannot be dialled, or leave it alone",
+        at_next_start=True,
+    ),
     Limit("hours", _hours, "22:00-07:00", "times of the day to work in"),
     Limit("on-battery", _word("pause", "work"), "pause", "what to do on battery: pause or work"),
     Limit("nice", _nice, "15", "how far it gives way to other programs: 0, not at all, to 19", at_next_start=True),
@@ -209,6 +217,8 @@ def _names(limits: Iterable[Limit]) -> list[str]:
 def _unset(limit: Limit) -> Any:
     if limit.name == "on-battery":
         raise ValueError("give pause or work")
+    if limit.name == "router-ports":
+        raise ValueError("give ask or leave")
     if limit.name == "nice":
         raise ValueError("give a whole number from 0 to 19")
     return "auto" if limit.name == "gpu" else None

@@ -39,6 +39,7 @@ from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStream
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
+from swarm.network.port_mapping import Forwarded
 from swarm.network.punch.onlooker import ONLOOKER, Onlooker
 from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
 from swarm.network.punch.seen import Judge
@@ -71,6 +72,8 @@ class P2PTransport:
         self._addresses: list[str] = []
         self.relayed: tuple[str, ...] = ()
         """Addresses through relays that keep a place for this peer; others are told them too."""
+        self.forwarded: Forwarded | None = None
+        """What a router forwards to this peer, once it is known to lead here; others are told it too."""
         self.relay_carries_bulk = True
         """As its owner's budget says; calls that carry bulk are not made through it otherwise."""
         self.can_be_dialled: bool | None = None
@@ -237,7 +240,29 @@ class P2PTransport:
             raise TransientError(f"p2pd does not list its peers: {error}") from error
 
     def addresses(self) -> list[str]:
-        return [*self.relayed, *self._addresses]
+        forwarded = self.addresses_at(self.forwarded) if self.forwarded is not None else []
+        return [*forwarded, *self.relayed, *self._addresses]
+
+    def ports(self) -> list[int]:
+        """Of IPv4, that a router would have to forward: p2pd's and that of direct streams."""
+        direct, _ = self._direct_listener.ports()
+        return [*self._listened_ports(), *([] if direct is None else [direct])]
+
+    def addresses_at(self, forwarded: Forwarded) -> list[str]:
+        """Where p2pd is dialled if the router does so."""
+        listened = [forwarded.ports[port] for port in self._listened_ports() if port in forwarded.ports]
+        return [f"/ip4/{forwarded.outside}/tcp/{port}/p2p/{self.peer_id}" for port in listened]
+
+    def _listened_ports(self) -> list[int]:
+        split = [address.split("/") for address in self._addresses]
+        return sorted({int(parts[4]) for parts in split if parts[1] == "ip4" and parts[3] == "tcp"})
+
+    def _direct_ports(self, host: str | None) -> tuple[int | None, int | None]:
+        """Where a peer seen at this address dials direct streams."""
+        four, six = self._direct_listener.ports()
+        if self.forwarded is not None and four is not None and not self.forwarded.is_beside(host):
+            return self.forwarded.ports.get(four), six
+        return four, six
 
     async def ask_to_be_dialled(self, peer_id: PeerId, addresses: Sequence[str] | None = None) -> DialledBack:
         """Have a peer that this one is connected to dial it back, where it listens itself or at the ports of others.
@@ -349,6 +374,8 @@ class P2PTransport:
         with contextlib.suppress(ControlError):
             host = await self._control.remote_host(sender)
         offer = self._direct_listener.offer(sender, host, now=asyncio.get_running_loop().time())
+        four, six = self._direct_ports(host)
+        offer = replace(offer, port4=four, port6=six)
         # Whoever is seen in a private network is behind the same router.
         if self.can_be_dialled is False and (host is None or ip_address(host).is_global):
             offer = replace(offer, port4=None, port6=None)  # or the caller would dial in vain, again and again
@@ -454,7 +481,7 @@ class P2PTransport:
         host = None
         with contextlib.suppress(ControlError):
             host = await self._control.remote_host(sender)
-        return Message(self._onlooker.offer(sender, host, *self._direct_listener.ports()).to_value())
+        return Message(self._onlooker.offer(sender, host, *self._direct_ports(host)).to_value())
 
     async def _greet_direct(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
         prepare_direct(connection)

@@ -27,8 +27,6 @@ class P2PSettings:
     it must be forwarded too, or bulk goes through p2pd. None: always through p2pd."""
     punch_public_only: bool = True
     """Punched connections go to public addresses alone, whoever names others. Off in tests on one machine."""
-    port_mapping: bool = False
-    """Ask the router to forward the port (UPnP, NAT-PMP)."""
     threads: int = 1
     """Cores p2pd may use. One carries some Gbit/s; with more, the same bytes take up to twice the CPU time."""
     start_s: float = 60.0
@@ -59,7 +57,7 @@ def p2pd_arguments(settings: P2PSettings) -> list[str]:
         "-noise=1",
         "-tls=1",
         "-b=0",  # dialling seeds is ours to do and to repeat: a start must not depend on them
-        f"-natPortMap={int(settings.port_mapping)}",
+        "-natPortMap=0",  # it would tell nobody which, and not of direct streams' (`swarm.network.port_mapping`)
         "-relay=0",  # carries nothing for strangers; places at relays are taken all the same (`relay_place`)
         "-relayService=0",
     ]

@@ -27,8 +27,8 @@ def network(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    members, hidden = request.param
-    with Namespaces(members, subnet=PUBLIC_SUBNET, hidden=hidden) as made:
+    members, hidden, *forwarding = request.param
+    with Namespaces(members, subnet=PUBLIC_SUBNET, hidden=hidden, forwarding=forwarding) as made:
         yield made
 
 
@@ -151,4 +151,21 @@ def test_a_relay_carries_no_more_than_its_budget_and_says_so(
         carried = [event["carried_bytes"] for event in swarm.events() if event["event"] == "relay"]
         print(f"the relay has carried {carried[-1]} bytes")
         assert 2_000_000 <= carried[-1] < 12_000_000
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.parametrize("network", [(*HIDDEN, "p0a")], indirect=True)
+def test_a_peer_whose_router_forwards_what_it_asks_for_is_dialled_by_one_behind_another(
+    zygote: Zygote, tmp_path: Path, network: Namespaces
+) -> None:
+    with ProcessSwarm(zygote, tmp_path, founders=1, steps=5000, every=5000, network=network) as swarm:
+        began = time.monotonic()
+        swarm.start_host()
+        swarm.start_founders()
+        told = wait_until(zygote, tmp_path / "p0a", reach="reachable", microbatches=1, timeout_s=COUNTED_S)
+        print(f"counted and reachable after {time.monotonic() - began:.1f} s: {told['reach']['why']}")
+        assert "at a port that its router forwards" in told["reach"]["why"]
+        assert f"/ip4/{network.outside('p0a')}/tcp/" in told["addresses"][0]
+        other = wait_until(zygote, tmp_path / "p1a", reach="outbound only", microbatches=1, timeout_s=COUNTED_S)
+        assert "the router does not answer" in other["reach"]["why"]
     assert zygote.leftovers() == []

@@ -92,7 +92,7 @@ def test_a_limit_is_read_as_it_is_written(limit: object) -> None:
     limits = OwnerLimits().with_value(name, example)
     assert limits.get(name) == example
     assert OwnerLimits().changed(limits.written()) == limits
-    if name not in ("on-battery", "nice"):
+    if name not in ("on-battery", "router-ports", "nice"):
         assert limits.with_value(name, NONE) == OwnerLimits()
 
 
@@ -103,6 +103,7 @@ def test_a_limit_is_read_as_it_is_written(limit: object) -> None:
         *(("upload-mbit", text) for text in ("0", "nan", "inf", "fast", "-3")),
         *(("hours", text) for text in ("", "7-8", "24:00-01:00", "07:00-07:00", "07:60-08:00", "07:00", "7:00-8:00,")),
         *(("on-battery", text) for text in ("none", "sleep")),
+        *(("router-ports", text) for text in ("none", "no")),
         *(("nice", text) for text in ("20", "-1", "none", "low")),
         ("busy-cpu", "101"),
         ("speed", "1"),

@@ -174,7 +174,7 @@ class HiddenPeer:
         self.transport = await P2PTransport.create(identity, HIDDEN)
         self.transport.serve("count", _count, max_body_bytes=4 * MIB)
         self._directory = await DHTDirectory.create(identity, self.transport)
-        self.reachability = Reachability(self.transport, self._directory, host.peer_id, host.addresses())
+        self.reachability = Reachability(self.transport, self._directory, host.peer_id, host.addresses(), mapper=None)
         self._working = [asyncio.ensure_future(work) for work in (self.relay.run(), self.reachability.run())]
         return self
 
@@ -234,7 +234,7 @@ def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene:
         hidden = await P2PTransport.create(identity, HIDDEN)
         hidden.serve("count", _count, max_body_bytes=4 * MIB)
         directory = await DHTDirectory.create(identity, hidden)
-        reach = Reachability(hidden, directory, host.peer_id, host.addresses())
+        reach = Reachability(hidden, directory, host.peer_id, host.addresses(), mapper=None)
         away = True
 
         async def offer(_: PeerId, request: Message) -> Message:
