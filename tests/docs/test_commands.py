@@ -76,6 +76,7 @@ BY_A_TEST = {
     "swarm demo --attack written_result:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm config gpu auto": "tests/peer/owner/test_gpu_limits.py",
+    "swarm config router-ports leave": "tests/swarm/core/owner/test_guest.py",
     "swarm families": "tests/swarm/test_cli_commands.py",
     "python -m benchmarks.families.finetuning --json": "tests/benchmarks/test_families.py",
     "swarm evidence verify FILE --base BASE": "tests/swarm/checkpoint/test_adapters.py",
