@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
-BULK_BYTES = 64 << 10
-"""Shorter bodies are votes and the like."""
+BULK_BYTES = 8 << 10
+"""The shortest fragment of a part; shorter bodies are votes and the like."""
 
 Span = tuple[str, float, float]
 _spans: list[Span] = []
