@@ -16,7 +16,7 @@ from swarm.core.errors import TransientError
 
 LIFETIME_S = 1800
 """Asked for; a router may give less."""
-TRIES_S = (0.25, 0.5, 1.0, 2.0)
+TRIES_S = (0.25, 0.5, 1.0)
 """An answer is waited for so long, and then asked for again (RFC 6886, 3.1, which goes on for a minute)."""
 ROUTER_PORT = 5351
 _VERSION, _ADDRESS, _TCP, _ANSWER = 0, 0, 2, 128
