@@ -117,6 +117,8 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
         if package in TOP and package != room and not (room == "tests" and package in ("benchmarks", "examples")):
             yield f"{room} imports {package}"
         return
+    if module == "functools.cached_property":
+        yield "a lock of all instances (Python 3.11): swarm.core.once"
     if package in TOP:
         yield f"imports {package}, which nothing imports"
     elif package in ROOMS and package not in MAY_IMPORT[room]:
@@ -535,6 +537,7 @@ def test_a_folder_of_tests_without_a_twin_is_found() -> None:
         ("swarm/commands/a.py", "import bootstrap.command", "lazily"),
         ("peer/a.py", "import importlib\nm = importlib.import_module('bootstrap')", "no arrow"),
         ("tests/test_a.py", "import pickle", "never become code"),
+        ("peer/a.py", "from functools import cached_property", "lock of all instances"),
         ("swarm/checkpoint/a.py", "import torch\nw = torch.load('x')", "torch.load"),
         ("swarm/data/a.py", "import numpy\nx = numpy.load('x', allow_pickle=True)", "allow_pickle"),
         ("benchmarks/a.py", "eval('1')", "calls eval"),

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, repeat
 from typing import TypeAlias
 
@@ -36,6 +36,7 @@ from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Step
+from swarm.core.once import once
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
@@ -87,7 +88,7 @@ class PartExchange:
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
 
-    @cached_property
+    @once
     def max_message_bytes(self) -> int:
         return max(MESSAGE_BYTES, *(self._encoded_bytes(part) for part in range(self._replica.num_parts)))
 

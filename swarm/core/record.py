@@ -7,13 +7,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from swarm.core.canonical import Packed, Value, signed_bytes
 from swarm.core.forms import SIGNATURE, Wire, Writer, as_map, lacks
 from swarm.core.layout import Beside, layout_of
+from swarm.core.once import once
 
 
 class _Declared(Wire):
@@ -67,7 +67,7 @@ class Row(_Declared):
 class PackedOnce(Record):
     """A large record that goes into many messages and digests."""
 
-    @cached_property
+    @once
     def packed(self) -> Packed:
         """Its value, packed once."""
         return Packed(self._shallow_map())
@@ -137,7 +137,7 @@ class SignedOnce(SignedValue, PackedOnce):
     def shallow_value(self) -> Value:
         return self.packed_value
 
-    @cached_property
+    @once
     def packed_value(self) -> Packed:
         """What is signed, packed once."""
         return Packed(super().shallow_value())

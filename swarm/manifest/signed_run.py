@@ -5,7 +5,6 @@ made, certified and judged by its settings. Who knows fewer amendments than a ge
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, ClassVar, Self
 
 from swarm.core.canonical import Value, digest, unpack
@@ -13,6 +12,7 @@ from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.forms import Digest, Integer, Octets
 from swarm.core.ids import PeerId, RunId, Version
 from swarm.core.layout import AtMost
+from swarm.core.once import once
 from swarm.core.record import Signed
 from swarm.core.settings import RunSettings
 from swarm.identity.key import verify
@@ -94,23 +94,23 @@ class SignedRun(Signed, kind="run"):
                 raise RemoteError("signature", f"amendment {number} is not signed by the run key", self.run_key)
             before, since = one.name, int(one.version)
 
-    @cached_property
+    @once
     def protocol(self) -> Value:
         """The wire protocol that the settings name."""
         value = unpack(self.settings, max_bytes=MAX_SETTINGS_BYTES)
         return value.get("protocol") if isinstance(value, dict) else None
 
-    @cached_property
+    @once
     def run_id(self) -> RunId:
         """Of the first settings: an amended run is the same run. Raises RemoteError."""
         return named_run(unpack(self.settings, max_bytes=MAX_SETTINGS_BYTES), self.run_key)
 
-    @cached_property
+    @once
     def first(self) -> RunSettings:
         """The settings before any amendment. Raises RemoteError if they are of another protocol, or wrong."""
         return settings_from_value(unpack(self.settings, max_bytes=MAX_SETTINGS_BYTES))
 
-    @cached_property
+    @once
     def in_force(self) -> RunSettings:
         """The settings with all amendments. Raises RemoteError."""
         settings = self.first

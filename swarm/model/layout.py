@@ -6,13 +6,14 @@ row-major, with nothing between them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from swarm.core.once import once
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +37,12 @@ class ParameterLayout:
         offsets = tuple(accumulate((prod(shape) for shape in ordered), initial=0))[:-1]
         return cls(names, ordered, offsets)
 
-    @cached_property
+    @once
     def sizes(self) -> tuple[int, ...]:
         """Number of values of each tensor."""
         return tuple(prod(shape) for shape in self.shapes)
 
-    @cached_property
+    @once
     def num_values(self) -> int:
         return sum(self.sizes)
 

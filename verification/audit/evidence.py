@@ -10,7 +10,6 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from swarm.bulk_digest import bulk_digest
@@ -19,6 +18,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Form, Integer, StageNumber
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.layout import AtMost
+from swarm.core.once import once
 from swarm.core.record import Record, Row
 from swarm.core.settings import RunSettings
 from swarm.manifest.signed_run import SignedRun
@@ -60,16 +60,16 @@ class Evidence:
     facts: Value
     blobs: tuple[Bytes, ...] = ()
 
-    @cached_property
+    @once
     def settings(self) -> RunSettings:
         """Under the amendments that the evidence names. Raises RemoteError if they cannot be read."""
         return self.run.in_force
 
-    @cached_property
+    @once
     def run_id(self) -> str:
         return self.run.run_id
 
-    @cached_property
+    @once
     def blob_digests(self) -> tuple[bytes, ...]:
         """BLAKE3 of each blob."""
         return tuple(bulk_digest(blob) for blob in self.blobs)
@@ -134,7 +134,7 @@ class Evidence:
                 raise _unfit(f"blob {number} differs from its BLAKE3")
         return made
 
-    @cached_property
+    @once
     def _digest(self) -> bytes:
         found = hashlib.sha256()
         for chunk in self._open_chunks():

@@ -6,7 +6,6 @@ under the version name that the basis hashes to.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, TypeAlias
 
@@ -17,6 +16,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
+from swarm.core.once import once
 from swarm.core.record import Row
 from swarm.core.seats import in_turn, seats
 
@@ -48,17 +48,17 @@ class RoundBasis(Row, kind="basis"):
     """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers: they lead
     behind all others, and reduce nothing while there are others."""
 
-    @cached_property
+    @once
     def name(self) -> bytes:
         """Name of the version."""
         return digest("version-name", self.to_value())
 
-    @cached_property
+    @once
     def work_of(self) -> dict[PeerId, int]:
         """Tokens that each member did in the last versions."""
         return dict(zip(self.members, self.work, strict=True))
 
-    @cached_property
+    @once
     def link_of(self) -> dict[PeerId, Link]:
         """Of the members of whose chains something is certified."""
         held = zip(self.members, self.links, strict=True)

@@ -5,7 +5,6 @@ Each is signed by its maker under its domain.
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from swarm.core.audit.chance import Chance, HostWord, Link
@@ -15,6 +14,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
+from swarm.core.once import once
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round.voting import Certificate, quorum
@@ -91,7 +91,7 @@ class Contribution(SignedOnce):
         """What an audit's draw on the contribution is made from: digest of all that its maker signed."""
         return self._digest
 
-    @cached_property
+    @once
     def _digest(self) -> bytes:
         return digest(self.DOMAIN, self.packed_value)
 
@@ -188,25 +188,25 @@ class Roster(SignedOnce):
         """Members of the version that the round makes, sorted."""
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
-    @cached_property
+    @once
     def committed(self) -> tuple[Contribution, ...]:
         """All contributions that were certified, in the order of peer ids. What one says beside its work counts also
         where its parts did not come: whom a leader leaves out must change no cohort, beacon or charge."""
         left_out = (one.contribution for one in self.left_out)
         return tuple(sorted((*self.contributions, *left_out), key=lambda made: made.peer_id))
 
-    @cached_property
+    @once
     def said(self) -> HostWord | None:
         """The host's last word that its members have heard; None where nobody contributes."""
         heard = (made.chance.said for made in self.committed)
         return max(heard, key=lambda said: said.num_versions, default=None)
 
-    @cached_property
+    @once
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of the members (`swarm.core.cohorts`)."""
         return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
-    @cached_property
+    @once
     def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
         """Whose contributions are on the roster, of each cohort."""
         made = {contribution.peer_id for contribution in self.contributions}
@@ -216,7 +216,7 @@ class Roster(SignedOnce):
     def num_parts(self) -> int:
         return len(self.reducers) // len(self.cohorts)
 
-    @cached_property
+    @once
     def cohort_of(self) -> dict[PeerId, int]:
         """Number of each member's cohort."""
         return {peer: number for number, cohort in enumerate(self.cohorts) for peer in cohort}
@@ -250,7 +250,7 @@ class Roster(SignedOnce):
         """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
         return self._facts_digest
 
-    @cached_property
+    @once
     def _facts_digest(self) -> bytes:
         return self._facts_without(len(self.left_out))
 
@@ -396,7 +396,7 @@ class ReducedPart(Record):
         """What a result says of it."""
         return Outcome(self.digest, self.excluded, self.squares, self.shares)
 
-    @cached_property
+    @once
     def packed_outcome(self) -> Packed:
         """What a result says of it, packed once."""
         return Packed(self.outcome.to_value())
@@ -452,7 +452,7 @@ class Result(Signed, PackedOnce):
         """Digest of the outcome, the same whoever signed it."""
         return self._root
 
-    @cached_property
+    @once
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 

@@ -5,13 +5,13 @@ Every check raises RemoteError naming who is to blame and changes nothing.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from swarm.core.audit.chance import HostWord, Link
 from swarm.core.audit.ticket import Verify
 from swarm.core.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.once import once
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
@@ -103,12 +103,12 @@ class RoundFacts:
         """Sorted: who has a vote."""
         return self.election.voters
 
-    @cached_property
+    @once
     def first_view(self) -> int:
         """The first view that a member leads."""
         return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
 
-    @cached_property
+    @once
     def election(self) -> Election:
         return Election(
             self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.weights, self.run_key

@@ -11,7 +11,6 @@ which only stops the round.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from swarm.core.audit.ticket import Verify
@@ -21,6 +20,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.layout import AtMost, Named
+from swarm.core.once import once
 from swarm.core.record import Record, Row, Signed
 from swarm.core.seats import hangs_on_few, weight_of
 
@@ -152,7 +152,7 @@ class Election:
     """Of each voter's vote, in the order of ids: nobody has a vote without one."""
     run_key: PeerId
 
-    @cached_property
+    @once
     def voters(self) -> tuple[PeerId, ...]:
         """Sorted."""
         return tuple(self.weights)

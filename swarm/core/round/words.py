@@ -8,7 +8,6 @@ voted for.
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import le
 from typing import Annotated, ClassVar
 
@@ -19,6 +18,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.forms import SIGNATURE, Digest, Integer, StageNumber
 from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
+from swarm.core.once import once
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import MAX_PARTS, Level, ReducedPart, Result, Roster
 from swarm.core.round.voting import Vote, quorum
@@ -108,7 +108,7 @@ class Reduction(SignedValue):
             squares=reduced.squares,
         )
 
-    @cached_property
+    @once
     def statement_digest(self) -> bytes:
         """What an audit's draw on the reduction is made from: digest of all that its maker signed."""
         return digest(self.DOMAIN, self.shallow_value())

@@ -6,7 +6,7 @@ lies; what it holds is named by a digest.
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from typing import Literal
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from swarm.core.errors import SettingsError
+from swarm.core.once import once
 from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.model.adapters.frozen import Frozen
 from swarm.model.adapters.nf4 import num_scales, packed_bytes
@@ -67,7 +68,7 @@ class BaseLayout:
     def size_bytes(self) -> int:
         return self.tensors[-1].stop
 
-    @cached_property
+    @once
     def by_name(self) -> dict[str, BaseTensor]:
         return {tensor.name: tensor for tensor in self.tensors}
 

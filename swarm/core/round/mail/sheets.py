@@ -10,12 +10,13 @@ none do.
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TypeAlias
 
 from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, Step
+from swarm.core.once import once
 from swarm.core.ranking import rank
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster
@@ -50,7 +51,7 @@ class Sheet:
     data: bytes
     inner: tuple["Sheet", ...] = ()
 
-    @cached_property
+    @once
     def name(self) -> Name:
         return name_of(self.data)
 
@@ -236,7 +237,7 @@ class Tree:
         """Who hands on to it; it is not the leader."""
         return self.order[(self._place[peer] - 1) // FAN_OUT]
 
-    @cached_property
+    @once
     def _place(self) -> dict[PeerId, int]:
         return {peer: at for at, peer in enumerate(self.order)}
 
