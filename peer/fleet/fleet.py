@@ -20,9 +20,9 @@ import numpy as np
 from peer.fleet import flow as flows
 from peer.fleet import waited_step
 from peer.fleet.scenario import Event, Scenario
-from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.directory.rebalancing import Placement, best_stage, plan_moves
 from swarm.core.ids import PeerId, StageIndex
+from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from verification.audit.draws import AuditBudget, contribution_rate, detection, found_by_one, microbatch_rate
 
 HEADERS = 1.05

@@ -15,10 +15,10 @@ import torch
 
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.stage_pass import Activation, StagePass
-from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.pipeline.quickest import Quickest
 from swarm.core.pipeline.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.network.loop import happened

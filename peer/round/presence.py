@@ -7,10 +7,10 @@ from collections import Counter, deque
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.stage.events import MemberGone, PeerLost
-from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step, Version
+from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.round.contribution import Result
 from swarm.network.transport import Message
 

@@ -12,9 +12,9 @@ from peer.round.step_state import StepState
 from peer.stage.events import Applied, VersionTurned
 from peer.state.replica import NewVersion
 from swarm.checkpoint.state import StageState
-from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import Version
+from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain

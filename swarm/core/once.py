@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 T_co = TypeVar("T_co", covariant=True)
 
 
-class once(Generic[T_co]):  # noqa: N801
+class once(Generic[T_co]):
     """As `functools.cached_property`, which in Python 3.11 holds one lock for a property of all instances while it is
     computed of one: two threads that pack records which hold others wait for each other for ever.
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.pipeline.deadlines import AdaptiveDeadline
 
 
 def test_the_limit_holds_until_something_is_measured() -> None:
