@@ -7,6 +7,7 @@ It listens at the router's inner address, and forwards by carrying bytes itself.
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 import sys
@@ -49,7 +50,7 @@ class Forwarding(asyncio.DatagramProtocol):
         for port in (wanted, 0):
             if server is None and len(self._servers) < MOST_PORTS:
                 with contextlib.suppress(OSError):
-                    server = await asyncio.start_server(lambda *ends: _carry(to, *ends), self._outside, port)
+                    server = await asyncio.start_server(lambda *ends: carry(to, *ends), self._outside, port)
         if server is None:
             return 0
         self._servers[to] = server
@@ -62,7 +63,8 @@ class Forwarding(asyncio.DatagramProtocol):
         return 0
 
 
-async def _carry(to: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def carry(to: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Both ways between a connection that came and another that it makes, to their ends."""
     with contextlib.suppress(OSError):
         within, beyond = await asyncio.open_connection(*to)
         await asyncio.gather(_one_way(reader, beyond), _one_way(within, writer), return_exceptions=True)
@@ -80,7 +82,7 @@ async def _one_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def _main(inside: str, outside: str) -> None:
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(lambda: Forwarding(outside), local_addr=(inside, ROUTER_PORT))
-    print("ready", flush=True)
+    print(json.dumps({"forwards": outside}), flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
 

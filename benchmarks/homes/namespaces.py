@@ -23,7 +23,7 @@ from typing import Self
 import click
 
 from benchmarks.homes.nat import masquerade
-from benchmarks.programs import end_when_told
+from benchmarks.programs import end_when_told, talking
 
 SUBNET = "10.77.0"
 PUBLIC_SUBNET = "5.77.0"
@@ -33,7 +33,6 @@ INSIDE = f"{_HOME}.2"
 """What a member behind a router takes for its address."""
 _CLONE_NEWNET = 0x40000000
 _NETNS = Path("/var/run/netns")
-_ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
 
 
@@ -133,7 +132,7 @@ class Namespaces:
         self._routed = frozenset(routed)
         self._forwarding = frozenset(forwarding)
         assert self._forwarding <= self._hidden
-        self._programs: list[subprocess.Popen[bytes]] = []
+        self._programs = contextlib.ExitStack()
         self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
         self._hub = self._prefix + "hub"
@@ -182,11 +181,7 @@ class Namespaces:
     def _begin_forwarding(self, member: str) -> None:
         router = self.namespace(member) + "-router"
         command = [sys.executable, "-m", "benchmarks.homes.forwarding", router, f"{_HOME}.1", self.outside(member)]
-        program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT)
-        self._programs.append(program)
-        assert program.stdout is not None
-        if program.stdout.readline() != b"ready\n":
-            raise OSError(f"the router of {member} does not forward")
+        self._programs.enter_context(talking(command, f"the router of {member}")).hear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -265,10 +260,7 @@ class Namespaces:
         ip("link", "set", "lo", "up", namespace=name)
 
     def _remove(self) -> None:
-        for program in self._programs:
-            program.kill()
-            program.communicate()
-        self._programs.clear()
+        self._programs.close()
         for name in reversed(self._made):
             with contextlib.suppress(OSError):
                 ip("netns", "del", name)

@@ -78,7 +78,6 @@ class Reachability:
         self._renew_at = 0.0
         self._offer_at = 0.0
         self._mapper = mapper
-        self._forward_at = 0.0
         self._routers_word = ""
         """What came of asking it, to be said after that the host cannot, or can, dial this peer."""
 
@@ -124,19 +123,18 @@ class Reachability:
         if time.monotonic() >= self._clock_at or abs(ahead_s - self._clock_ahead_s) > CLOCK_SET_S:
             self._clock_at, self._clock_ahead_s = time.monotonic() + CLOCK_EVERY_S, ahead_s
             await keep_the_hosts_time(self._transport, self._host)
-        is_due = self._transport.forwarded is not None and time.monotonic() >= self._forward_at
-        if is_due or time.monotonic() >= self._ask_at:
+        if time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)
-            self._transport.forwarded, self._routers_word = None, ""
+            self._transport.forwarded, self._routers_word, ask_again_s = None, "", ASK_AGAIN_S
             if not told.answers and self._mapper is not None:
                 told, forwarded, self._routers_word = await through_router(
                     self._transport, self._host, self._mapper, told
                 )
                 if forwarded is not None:
                     self._transport.forwarded = forwarded
-                    self._forward_at = time.monotonic() + forwarded.lifetime_s / 2
+                    ask_again_s = min(ask_again_s, forwarded.lifetime_s / 2)
             self._transport.can_be_dialled = told.answers
-            self._ask_at = time.monotonic() + ASK_AGAIN_S
+            self._ask_at = time.monotonic() + ask_again_s
             if told.answers:
                 self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}{self._routers_word}")
                 self._relay, self._transport.relayed = None, ()

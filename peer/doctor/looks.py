@@ -165,14 +165,14 @@ class Examination:
     async def _reach_of_others(self, transport: Any) -> Finding:
         from peer.directory.reachability import through_router
         from swarm.host_protocol import RELAY, RelayOffer
-        from swarm.network.port_mapping import PortMapper, gateway
+        from swarm.network.port_mapping import PortMapper
         from swarm.network.transport import Message
 
-        host, router, word = _host(self.addresses), gateway(), ""
+        host, word = _host(self.addresses), ""
+        mapper = PortMapper.of_this_home() if self.folder.load_limits().router_ports == "ask" else None
         try:
             told = await transport.ask_to_be_dialled(host)
-            if not told.answers and router is not None and self.folder.load_limits().router_ports == "ask":
-                mapper = PortMapper(router)
+            if not told.answers and mapper is not None:
                 told, forwarded, word = await through_router(transport, host, mapper, told)
                 if forwarded is not None:
                     await mapper.end(list(forwarded.ports))

@@ -196,14 +196,7 @@ class Downstream:
     async def _send_to(self, peer: PeerId, activation: Activation) -> Answer:
         birth, tensors = activation.birth, self._pass.tensors
         header = self._pass.forward_header(activation, peer)
-        exchange = Exchange(
-            birth=birth,
-            forward=header,
-            gradient=None,
-            activation=activation.y,
-            targets=activation.targets,
-            answer=b"",
-        )
+        exchange = activation.call(header)
         if birth.kind == "train" and not self._keep(exchange):
             raise TransientError(f"microbatch {birth.microbatch_id} was sent on more often than can be shown")
         request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)

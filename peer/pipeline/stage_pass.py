@@ -87,6 +87,12 @@ class Activation:
     def targets(self) -> memoryview:
         return self.body[self.num_activation_bytes :]
 
+    def call(self, header: HopHeader) -> Exchange:
+        """That takes it to a peer of the next stage, not answered yet."""
+        return Exchange(
+            birth=self.birth, forward=header, gradient=None, activation=self.y, targets=self.targets, answer=b""
+        )
+
 
 class LossPass(NamedTuple):
     """What the last stage makes of a microbatch: it turns back there."""

@@ -28,7 +28,7 @@ from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.records import addresses_in
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
-from swarm.network.port_mapping import PortMapper, gateway
+from swarm.network.port_mapping import PortMapper
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ class Life:
                 waits_for=self._waits_for,
             )
             desk.phase, desk.waits_for = "joining", "the run's data and state"
-            router = gateway() if volunteer.asks_router else None
-            mapper = PortMapper(router) if router is not None else None
+            mapper = PortMapper.of_this_home() if volunteer.asks_router else None
             reachability = Reachability(transport, directory, self._host, self._addresses, mapper=mapper)
             desk.joins(daemon, reachability)
             enough = asyncio.Event()

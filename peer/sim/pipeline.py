@@ -82,14 +82,7 @@ def carry(
         header: HopHeader | None = None
         for peer, consumer in pairwise(line):
             activation, saved = peer.stage_pass.forward(born.birth, x, born.targets, header)
-            call = Exchange(
-                birth=born.birth,
-                forward=peer.stage_pass.forward_header(activation, consumer.peer_id),
-                gradient=None,
-                activation=activation.y,
-                targets=activation.targets,
-                answer=b"",
-            )
+            call = activation.call(peer.stage_pass.forward_header(activation, consumer.peer_id))
             sent.append(_Sent(peer, consumer, header, activation, saved, call))
             (x, targets), header = consumer.stage_pass.opened(call, peer.peer_id), call.forward
         end = last.loss(born.birth, x, targets, header)

@@ -65,6 +65,12 @@ class PortMapper:
     def __init__(self, router: str, *, port: int = ROUTER_PORT) -> None:
         self._router = (router, port)
 
+    @classmethod
+    def of_this_home(cls) -> "PortMapper | None":
+        """Of the default route's router, if one is known."""
+        router = gateway()
+        return cls(router) if router is not None else None
+
     async def ask(self, ports: Sequence[int]) -> Forwarded:
         """Have these TCP ports of this machine forwarded, each by its own number if that is free.
 

@@ -14,7 +14,7 @@ from tests import ROOT
 from verification.audit.amplified import TABLE as MOVED
 from verification.audit.amplified import MovedBounds, moved_bounds_for
 from verification.audit.draws import contribution_rate, draw, hop_draw, microbatch_rate
-from verification.audit.evidence import KINDS
+from verification.audit.evidence import Kind as EvidenceKind
 from verification.audit.tolerance import TABLE, Kind, bounds_for
 from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
 
@@ -94,8 +94,8 @@ def test_the_table_of_what_errors_move_is_the_codes() -> None:
 
 
 def test_every_kind_of_evidence_and_every_verdict_is_described() -> None:
-    assert sorted(row[0].strip("`") for row in table("kind | facts")) == sorted(KINDS)
-    assert sorted(row[0].strip("`") for row in table("kind | checks")) == sorted(KINDS)
+    assert sorted(row[0].strip("`") for row in table("kind | facts")) == sorted(get_args(EvidenceKind))
+    assert sorted(row[0].strip("`") for row in table("kind | checks")) == sorted(get_args(EvidenceKind))
     forms = {row[1].strip("`") for row in table("form | domain")}
     assert forms == {made.DOMAIN for made in (Ban, Quarantine, JurorVote, Pardon, Promotion, Debt, Plea)}
 

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, unpack
@@ -36,7 +36,6 @@ Kind = Literal[
     "hop_mismatch",
 ]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
 MAGIC = b"homeswarm evidence\n"
 FORMAT = 1
 SUFFIX = ".evidence"

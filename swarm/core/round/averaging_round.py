@@ -309,10 +309,7 @@ class AveragingRound:
         if facts.leader_of(view) != self.me:
             raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
         if contribution is not None:
-            if contribution.peer_id != sender:
-                raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
-            if not self._knows(contribution):
-                facts.check_contribution(contribution, self.verify)
+            self._check_own(sender, contribution)
             if self._seen.get(sender, contribution) != contribution:
                 raise EquivocationError(self._seen[sender], contribution)
         if promise is not None and promise.voter != sender:
@@ -356,12 +353,15 @@ class AveragingRound:
         """A member shows everybody what it commits to, so that a leader need only name it. Raises RemoteError if it is
         none of its own."""
         self.facts.check_member(sender)
+        self._check_own(sender, contribution)
+        self._gone.pop(sender, None)
+        return self._see((contribution,))
+
+    def _check_own(self, sender: PeerId, contribution: Contribution) -> None:
         if contribution.peer_id != sender:
             raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
         if not self._knows(contribution):
             self.facts.check_contribution(contribution, self.verify)
-        self._gone.pop(sender, None)
-        return self._see((contribution,))
 
     def on_promise(
         self, voter: PeerId, promise: Promise, roster: Roster | None, result: Result | None, *, now: float

@@ -254,8 +254,7 @@ class P2PTransport:
         return [f"/ip4/{forwarded.outside}/tcp/{port}/p2p/{self.peer_id}" for port in listened]
 
     def _listened_ports(self) -> list[int]:
-        split = [address.split("/") for address in self._addresses]
-        return sorted({int(parts[4]) for parts in split if parts[1] == "ip4" and parts[3] == "tcp"})
+        return _tcp_ports(address for address in self._addresses if address.startswith("/ip4/"))
 
     def _direct_ports(self, host: str | None) -> tuple[int | None, int | None]:
         """Where a peer seen at this address dials direct streams."""
@@ -270,8 +269,7 @@ class P2PTransport:
         Raises as `call` does.
         """
         listened = self._addresses if addresses is None else addresses
-        ports = sorted({int(address.split("/")[4]) for address in listened if address.split("/")[3] == "tcp"})
-        request = Message({"ports": [*ports[:MAX_PORTS]]})
+        request = Message({"ports": [*_tcp_ports(listened)[:MAX_PORTS]]})
         timeout_s = self._settings.connect_s
         answer = await self.call(peer_id, DIAL_BACK, request, timeout_s=timeout_s, max_body_bytes=0)
         return DialledBack.from_value(answer.meta)
@@ -374,12 +372,10 @@ class P2PTransport:
         with contextlib.suppress(ControlError):
             host = await self._control.remote_host(sender)
         offer = self._direct_listener.offer(sender, host, now=asyncio.get_running_loop().time())
-        four, six = self._direct_ports(host)
-        offer = replace(offer, port4=four, port6=six)
-        # Whoever is seen in a private network is behind the same router.
-        if self.can_be_dialled is False and (host is None or ip_address(host).is_global):
-            offer = replace(offer, port4=None, port6=None)  # or the caller would dial in vain, again and again
-        return Message(offer.to_value())
+        # Whoever is seen in a private network is behind the same router. Others would dial in vain, again and again.
+        is_in_vain = self.can_be_dialled is False and (host is None or ip_address(host).is_global)
+        four, six = (None, None) if is_in_vain else self._direct_ports(host)
+        return Message(replace(offer, port4=four, port6=six).to_value())
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
@@ -498,6 +494,11 @@ class P2PTransport:
         if self._puncher is not None:
             await self._puncher.close()
         self._idle.close()
+
+
+def _tcp_ports(addresses: Iterable[str]) -> list[int]:
+    split = (address.split("/") for address in addresses)
+    return sorted({int(parts[4]) for parts in split if parts[3] == "tcp"})
 
 
 async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:

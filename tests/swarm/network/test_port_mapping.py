@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.homes.forwarding import carry
 from peer.directory import reachability
 from peer.directory.reachability import Reach, Reachability
 from swarm.core.errors import TransientError
@@ -148,17 +149,9 @@ def test_the_default_route_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 async def piped(port: int, used: Counter[int]) -> AsyncIterator[int]:
     """Another port that leads to this one, as a router's does."""
 
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         used[port] += 1
-        with contextlib.suppress(OSError):
-            within, beyond = await asyncio.open_connection(ROUTER, port)
-            await asyncio.gather(carry(reader, beyond), carry(within, writer), return_exceptions=True)
+        await carry((ROUTER, port), reader, writer)
 
     server = await asyncio.start_server(accept, ROUTER, 0)
     try:
