@@ -6,6 +6,8 @@ import random
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from peer.sim import TinyRun
 from swarm.local.rehearsal import rehearse
+from tests import ROOT
+from tests.compiling import take_turns
 from tests.process_swarm import Zygote
 
 PROCESSES = "@processes"
@@ -48,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The seed is chosen before workers are started: they are given it. Models here are so small that a second thread
     of torch's costs more than it computes, and under load each of its turns is waited for."""
     torch.set_num_threads(1)
+    take_turns()
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
 
@@ -84,6 +89,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("processes") is not None:
             item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Of a checkout that no test ran in yet, each worker prepares a share of the files, and the others find it done."""
+    config = session.config
+    if "PYTEST_XDIST_WORKER" in os.environ and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        number, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{of}"].removeprefix("gw")) for of in ("", "_COUNT"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
+            with suppress(Exception):  # it is said when the file is collected
+                import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
