@@ -7,7 +7,9 @@ import secrets
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,19 +18,28 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from peer.sim import TinyRun
 from swarm.local.rehearsal import rehearse
 from tests import ROOT
-from tests.compiling import take_turns
 from tests.process_swarm import Zygote
+from tests.swarm.local.compiling import take_turns
 
-PROCESSES = "@processes"
+PROCESSES = "processes"
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
-    """Each file to the worker that is free, but all tests of processes, whose deadlines matter, to one."""
+    """Each file to the worker that is free, but all that have tests of processes, whose deadlines matter, to one.
+
+    By their text: workers tell no marks, and what xdist writes behind a test's name is not heard since pytest 9.2.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return PROCESSES if nodeid.endswith(PROCESSES) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return PROCESSES if _has_processes(ROOT / file) else file
+
+
+@cache
+def _has_processes(file: Path) -> bool:
+    return f"mark.{PROCESSES}" in file.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -38,7 +49,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
-    return ProcessesOneAtATime(config, log) if config.option.dist == "loadgroup" else None
+    return ProcessesOneAtATime(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,14 +92,11 @@ def drawn(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases are drawn, unless one is named. xdist writes a test's group behind its name, where its scheduler looks."""
+    """Cases are drawn, unless one is named."""
     if not config.option.all_cases and not any("::" in argument for argument in config.args):
         left = drawn(items, config.option.draw_seed)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
-    for item in items:
-        if item.get_closest_marker("processes") is not None:
-            item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -108,7 +116,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("processes") is None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker(PROCESSES) is None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 

@@ -35,7 +35,7 @@ import swarm.network.p2pd.p2p
 from benchmarks.homes.namespaces import enter
 from swarm.model.stage import StageModel
 from tests import ROOT
-from tests.compiling import take_turns
+from tests.swarm.local.compiling import take_turns
 
 PRELOADED: tuple[ModuleType, ...] = (
     bootstrap.program.command,
