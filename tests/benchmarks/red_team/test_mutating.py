@@ -90,6 +90,7 @@ def broken_if(guilty: bool) -> list[Broken]:
     return [Broken("stopped", "for the test")] if guilty else []
 
 
+@pytest.mark.soak
 def test_the_kits_attacks_shut_nobody_out_and_end_no_process(capsys: pytest.CaptureFixture[str]) -> None:
     found = red_team(["--smoke", "--json"])
     assert set(found) == {"written_result"}

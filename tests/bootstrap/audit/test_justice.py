@@ -881,6 +881,7 @@ def test_a_debt_is_told_and_the_debtor_is_no_member_until_it_is_promoted(court: 
 # -- in a running swarm -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: Path) -> None:
     manifest = manifest_of(
         run={"trust": "public"},

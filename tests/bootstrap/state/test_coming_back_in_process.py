@@ -70,6 +70,7 @@ def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path
     asyncio.run(scenario())
 
 
+@pytest.mark.soak
 def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
     manifest = manifest_of(optimizer={"total_steps": 24}, limits={"founders_per_stage": 2})
 

@@ -44,6 +44,7 @@ def scoring(host: Hosted, tasks: str) -> TaskScores:
     return TaskScores(checked_tasks(tasks), host.run, host.ledger, newest, host.events.append)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_lm_eval")
 def test_the_newest_checkpoint_is_tried_and_its_scores_are_signed_shown_and_tracked(tmp_path: Path) -> None:
     async def trial() -> None:

@@ -108,6 +108,7 @@ def see_all_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DrawnPapers, "lack", lacks_nothing)
 
 
+@pytest.mark.soak
 def test_claimed_microbatches_weigh_nothing_and_cost_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,8 @@ def test_who_says_that_nothing_waits_gets_work_by_what_is_measured(tmp_path: Pat
     assert served[1, 2] <= honest, served
 
 
-@pytest.mark.parametrize("crowd", [4, pytest.param(32, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("crowd", [4, 32])
 def test_a_flood_of_made_up_peers_gains_no_seat_and_keeps_nobody_out(tmp_path: Path, crowd: int) -> None:
     """A founder names 32 of them to every leader and on its own rosters; some ask for tickets, and to be let in."""
     manifest = named(400, run={"trust": "public"}, audits={"agreements_to_promote": 2}, batch={"target_tokens": 4 * 32})

@@ -68,6 +68,7 @@ def test_a_wrong_reducer_is_banned_and_the_others_go_on(tmp_path: Path, trust: s
     assert events(swarm, "acquitted") == events(swarm, "dismissed") == []
 
 
+@pytest.mark.soak
 def test_an_input_that_its_contributor_does_not_show_comes_from_the_reducer(tmp_path: Path) -> None:
     swarm, _ = run(audited(), tmp_path, {(1, 2): "withholding@0"})
     honest = auditors(swarm, 1)[:2]

@@ -54,6 +54,7 @@ def no_part_is_without_a_contributor(result: Result) -> bool:
     return all(part.contributors == everyone for part in result.parts)
 
 
+@pytest.mark.soak
 def test_equal_slow_lines_lose_nothing_though_parts_take_many_phases(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with swarm_in_process(slow_manifest(), tmp_path, peers=(1, 3)) as swarm:

@@ -61,13 +61,14 @@ def test_a_liar_is_banned_whichever_device_it_has(place: str, device: str) -> No
     assert [(ban.stage, ban.index) for ban in outcome.bans] == [(int(place[1]), int(place[3]))]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("wire", "attack", "kind"),
     [
         ("int8", "sign_flip@1", "replay_mismatch"),
-        pytest.param("int4h", "gradient_negate@1", "hop_mismatch", marks=pytest.mark.soak),
-        pytest.param("int4", "sign_flip@1", "replay_mismatch", marks=pytest.mark.soak),
-        pytest.param("int8", "gradient_negate@1", "hop_mismatch", marks=pytest.mark.soak),
+        ("int4h", "gradient_negate@1", "hop_mismatch"),
+        ("int4", "sign_flip@1", "replay_mismatch"),
+        ("int8", "gradient_negate@1", "hop_mismatch"),
     ],
 )
 @pytest.mark.parametrize("device", OTHERS)

@@ -366,6 +366,7 @@ def test_two_lying_jurors_mislead_and_the_run_key_does_not_follow() -> None:
 # -- biases inside the tolerance ------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_bias_where_no_token_is_is_found_in_the_first_audit_of_it() -> None:
     for wire in ("fp32", "int8"):
         codecs = CodecSettings(averaging=wire)  # type: ignore[arg-type]

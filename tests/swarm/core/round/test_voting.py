@@ -271,7 +271,7 @@ class World:
     [
         (2, 0, 3, TWO_ROSTERS),
         (2, 0, 3, ONE_LEFT_OUT),
-        (4, 1, 2, TWO_ROSTERS),
+        pytest.param(4, 1, 2, TWO_ROSTERS, marks=pytest.mark.soak),
         pytest.param(4, 1, 2, TWO_RESULTS, marks=pytest.mark.soak),
         pytest.param(3, 0, 2, ONE_LEFT_OUT, marks=pytest.mark.soak),
         pytest.param(3, 0, 2, TWO_ROSTERS, marks=pytest.mark.soak),

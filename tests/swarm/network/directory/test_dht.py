@@ -388,6 +388,7 @@ class Hiding(DHTLocalStorage):  # type: ignore[misc]
         return True
 
 
+@pytest.mark.soak
 def test_nodes_that_stand_around_a_topic_hide_nobody_from_whoever_joins_through_the_same_seed(
     nodes: tuple[asyncio.Runner, list[Node]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
