@@ -76,6 +76,7 @@ def _served(
                 await asyncio.gather(watching, return_exceptions=True)
                 await server.close()
                 logger.removeHandler(lines)
+                logger.setLevel(logging.NOTSET)
             assert not server.path.exists()
 
     asyncio.run(main())
