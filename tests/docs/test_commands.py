@@ -121,6 +121,17 @@ def small(benchmarks: Sequence[str]) -> list[str]:
     return [command for words, command in by_words.items() if not any(words < others for others in by_words)]
 
 
+def module_of(command: str) -> str:
+    return shlex.split(command)[2]
+
+
+SMALL = small(BENCHMARKS)
+QUICK = [
+    command for module, command in {module_of(command): command for command in SMALL}.items() if module not in COSTLY
+]
+"""Of each benchmark that is not costly, one command."""
+
+
 def test_commands_are_found_in_blocks_and_in_sentences() -> None:
     page = """
 Say
@@ -197,12 +208,8 @@ def smoke(zygote: Zygote, folder: Path, command: str, *more: str, timeout_s: flo
     return out.read_text()
 
 
-def quick(command: str) -> bool:
-    return shlex.split(command)[2] not in COSTLY
-
-
 def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
-    module = shlex.split(command)[2]
+    module = module_of(command)
     reason = why_not() if module in NEED_NAMESPACES else None
     if reason is not None:
         pytest.skip(reason)
@@ -210,20 +217,20 @@ def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
         made_folder_of_a_run(folder / "demo-out" / "one" / "run")
     more = ["--smoke"] if module.startswith("benchmarks") else ["--minutes", "0.1"]
     as_json = [] if "--json" in command else ["--json"]
-    timeout_s = SMOKE_S if quick(command) else COSTLY_SMOKE_S
+    timeout_s = SMOKE_S if command in QUICK else COSTLY_SMOKE_S
     assert object_of(smoke(zygote, folder, command, *more, *as_json, timeout_s=timeout_s))
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(SMOKE_S + 10)
-@pytest.mark.parametrize("command", [command for command in small(BENCHMARKS) if quick(command)])
+@pytest.mark.parametrize("command", QUICK)
 def test_a_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
     check_benchmark(zygote, workplace, command)
 
 
 @pytest.mark.soak
 @pytest.mark.processes
-@pytest.mark.parametrize("command", [command for command in small(BENCHMARKS) if not quick(command)])
+@pytest.mark.parametrize("command", [command for command in SMALL if command not in QUICK])
 def test_a_costly_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
     check_benchmark(zygote, workplace, command)
 
