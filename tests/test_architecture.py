@@ -61,7 +61,8 @@ def violations(path: str, source: str) -> list[str]:
     """Every rule that the module at `path` (relative to the root, with slashes) breaks, as `line: what`."""
     found = [*_naming(path, tree_of(source), source), *_imports(path, source)]
     for node in nodes_of(source):
-        found += [f"{getattr(node, 'lineno', 0)}: {what}" for what in _uses(path, node)]
+        if isinstance(node, ast.Attribute | ast.Call | ast.FunctionDef | ast.AsyncFunctionDef):
+            found += [f"{node.lineno}: {what}" for what in _uses(path, node)]
     return found
 
 
@@ -74,6 +75,7 @@ def _world(module: str) -> str | None:
     return next((world for world in WORLDS if module == world or module.startswith(f"{world}.")), None)
 
 
+@cache
 def _is_pure(path: str) -> bool:
     replays = path.startswith("verification/replay/") or path == "verification/replay.py"
     return path.startswith("swarm/core/") or (path.startswith("verification/") and not replays)
@@ -169,7 +171,7 @@ def _uses(path: str, node: ast.AST) -> Iterator[str]:
     by_name = isinstance(node.func, ast.Attribute) and node.func.attr == "import_module"
     if by_name and path != "swarm/cli.py" and room != "tests":  # tests may import everything
         yield "imports by name, where no arrow shows"
-    if _is_pure(path) and ast.unparse(node.func) in {"random.Random", "Random"} and not node.args and not node.keywords:
+    if _is_pure(path) and not node.args and not node.keywords and ast.unparse(node.func) in {"random.Random", "Random"}:
         yield "pure code seeds random.Random from the system"
     if isinstance(node.func, ast.Name):
         if node.func.id in {"eval", "exec", "__import__"}:
