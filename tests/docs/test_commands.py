@@ -5,7 +5,9 @@ What is known by a test runs there.
 """
 
 import re
+import runpy
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,10 +36,15 @@ NEED_NAMESPACES = (
 )
 COSTLY = (
     "benchmarks.big_stage",
+    "benchmarks.churn.coordinator_load",
     "benchmarks.churn.kills",
+    "benchmarks.fleet.fit",
     "benchmarks.homes.bulk",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
+    "benchmarks.kernels",
+    "benchmarks.local_steps_loss",
+    "benchmarks.muon",
     "benchmarks.outer_steps",
     "benchmarks.owner.leave",
     "benchmarks.owner.limits",
@@ -45,13 +52,16 @@ COSTLY = (
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
+    "benchmarks.tokenizing",
     "benchmarks.training_throughput",
     "benchmarks.verification.attacks",
+    "benchmarks.verification.damage_by_liars",
     "benchmarks.verification.honest_audits",
+    "benchmarks.verification.time_to_ban",
     "benchmarks.windows.audits",
     "tests.chaos",
 )
-"""A dozen seconds of the processor and more, however small: most start processes, each of which imports torch."""
+"""Some seconds of the processor, however small: most start processes, each of which imports torch, or compile."""
 
 BY_A_TEST = {
     ".venv/bin/swarm demo --help": "tests/bootstrap/program/test_demo.py",
@@ -188,6 +198,31 @@ def test_options_of_the_commands_are_there(command: str) -> None:
 
 
 # -- benchmarks ------------------------------------------------------------------------------------------------
+
+
+class Understood(BaseException):
+    """A command line was taken, and the work would begin."""
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in BENCHMARKS if module_of(command) != "tests.docs.manifest_page"]
+)
+def test_a_benchmark_takes_the_options_that_are_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: object, **__: object) -> None:
+        raise Understood
+
+    parse = ArgumentParser.parse_args
+
+    def parse_and_begin(parser: ArgumentParser, *given: Sequence[str] | None) -> None:
+        parse(parser, *given)
+        begin()
+
+    monkeypatch.setattr(click.Command, "invoke", begin)
+    monkeypatch.setattr(ArgumentParser, "parse_args", parse_and_begin)
+    _, _, module, *options = shlex.split(command)
+    monkeypatch.setattr("sys.argv", [module, *options])
+    with pytest.raises(Understood):
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
 @pytest.fixture
