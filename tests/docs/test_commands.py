@@ -1,6 +1,6 @@
 """Every command that stands in README and docs is known here by a small form, and runs.
 
-Benchmarks run with `--smoke`, those of owners and hosts in one small run of real processes (`test_commands_of_a_run`).
+Benchmarks take their options and, some here and all in soaks, run with `--smoke`; those of owners and hosts in one small run of real processes (`test_commands_of_a_run`).
 What is known by a test runs there.
 """
 
@@ -204,10 +204,9 @@ class Understood(BaseException):
     """A command line was taken, and the work would begin."""
 
 
-@pytest.mark.parametrize(
-    "command", [command for command in BENCHMARKS if module_of(command) != "tests.docs.manifest_page"]
-)
-def test_a_benchmark_takes_the_options_that_are_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def begun(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the benchmark its command line. Raises Understood where its work would begin, SystemExit if it refuses."""
+
     def begin(*_: object, **__: object) -> None:
         raise Understood
 
@@ -221,8 +220,19 @@ def test_a_benchmark_takes_the_options_that_are_written(command: str, monkeypatc
     monkeypatch.setattr(ArgumentParser, "parse_args", parse_and_begin)
     _, _, module, *options = shlex.split(command)
     monkeypatch.setattr("sys.argv", [module, *options])
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
+
+
+@pytest.mark.parametrize("command", [one for one in BENCHMARKS if module_of(one) != "tests.docs.manifest_page"])
+def test_a_benchmark_takes_the_options_that_are_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Understood):
-        runpy.run_module(module, run_name="__main__", alter_sys=False)
+        begun(command, monkeypatch)
+
+
+@pytest.mark.parametrize("module", ["benchmarks.kernels", "benchmarks.round.exact_threads"])
+def test_an_option_that_is_not_there_is_not_taken(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        begun(f"python -m {module} --no-such-option", monkeypatch)
 
 
 @pytest.fixture
