@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from benchmarks.families import finetuning
@@ -21,6 +22,7 @@ def test_a_checkpoint_is_trained_and_taken_home() -> None:
         assert row["resumed_equal"]
 
 
+@pytest.mark.soak
 def test_adapters_are_trained_as_by_peft_alone() -> None:
     found = CliRunner().invoke(finetuning.main, ["--smoke", "--json"], catch_exceptions=False)
     assert found.exit_code == 0, found.output

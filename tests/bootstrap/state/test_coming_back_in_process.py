@@ -54,6 +54,7 @@ def test_a_schedule_follows_from_its_seed_and_leaves_a_stage_alone_for_a_while()
         assert was_alone, plan
 
 
+@pytest.mark.soak
 def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path) -> None:
     manifest = manifest_of(optimizer={"total_steps": 16}, limits={"founders_per_stage": 2})
 

@@ -287,6 +287,7 @@ def test_what_two_birth_records_stand_for_is_refused_and_nobody_is_credited_with
         assert (swarm.outcome().lost_microbatches > lost) == (step >= BEGINS)
 
 
+@pytest.mark.soak
 def test_where_who_leads_writes_into_the_result_another_leads() -> None:
     swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): f"written_result@{BEGINS}"}, seed=0)
     liar, stage, written = swarm.peer(1, 2).peer_id, swarm.stages[1], 0

@@ -23,7 +23,7 @@ _SIZES_OF_GEMMA = {name: value for name, value in CONFIGS["gemma3"].items() if "
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS))
-@pytest.mark.parametrize("compute_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("compute_dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.soak)])
 def test_every_family_is_exact(config: str, compute_dtype: str) -> None:
     check_family_is_exact(tiny_model(config, 2, compute_dtype=compute_dtype))
 

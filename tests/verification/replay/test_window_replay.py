@@ -78,7 +78,9 @@ def test_steps_that_were_left_out_or_done_on_other_data_are_fraud(window: Window
     assert other_order.grade is Grade.FRAUD
 
 
-@pytest.mark.parametrize(("share", "grade"), [(0.3, Grade.SUSPICIOUS), (2.0, Grade.FRAUD)])
+@pytest.mark.parametrize(
+    ("share", "grade"), [(0.3, Grade.SUSPICIOUS), pytest.param(2.0, Grade.FRAUD, marks=pytest.mark.soak)]
+)
 def test_one_row_of_the_embedding_that_is_bent_shows(window: Window, share: float, grade: Grade) -> None:
     """A narrow one, of 32 values among the 4096 of a chunk."""
     replay, exhibits, replayed = window.replay, window.exhibits, window.replayed
