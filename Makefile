@@ -33,12 +33,12 @@ proto: install
 TYPES := $(VENV)/types.txt
 test: install style
 	@nice -n 10 $(BIN)/mypy > $(TYPES) 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -m 'not soak' --numprocesses auto --dist loadgroup $(TESTS); tests=$$?; \
+	$(BIN)/python -m pytest -m 'not soak' --numprocesses auto --dist loadfile $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat $(TYPES); test $$tests -eq 0 -a $$types -eq 0
 
 # Of tests with many cases some are drawn, and it says with which seed; ALL=1 runs all.
 soak: install
-	$(BIN)/python -m pytest -m soak --timeout 3600 --numprocesses auto --dist loadgroup $(if $(ALL),--all-cases) $(TESTS)
+	$(BIN)/python -m pytest -m soak --timeout 3600 --numprocesses auto --dist loadfile $(if $(ALL),--all-cases) $(TESTS)
 
 MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/peer/sim/test_mixed_devices.py \
          tests/peer/audit/test_newcomers.py

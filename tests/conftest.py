@@ -6,6 +6,10 @@ import random
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,18 +17,29 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from peer.sim import TinyRun
 from swarm.local.rehearsal import rehearse
+from tests import ROOT
 from tests.process_swarm import Zygote
+from tests.swarm.local.compiling import take_turns
 
-PROCESSES = "@processes"
+PROCESSES = "processes"
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
-    """Each file to the worker that is free, but all tests of processes, whose deadlines matter, to one."""
+    """Each file to the worker that is free, but all that have tests of processes, whose deadlines matter, to one.
+
+    By their text: workers tell no marks, and what xdist writes behind a test's name is not heard since pytest 9.2.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return PROCESSES if nodeid.endswith(PROCESSES) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return PROCESSES if _has_processes(ROOT / file) else file
+
+
+@cache
+def _has_processes(file: Path) -> bool:
+    return f"mark.{PROCESSES}" in file.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,7 +49,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
-    return ProcessesOneAtATime(config, log) if config.option.dist == "loadgroup" else None
+    return ProcessesOneAtATime(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The seed is chosen before workers are started: they are given it. Models here are so small that a second thread
     of torch's costs more than it computes, and under load each of its turns is waited for."""
     torch.set_num_threads(1)
+    take_turns()
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
 
@@ -76,14 +92,22 @@ def drawn(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases are drawn, unless one is named. xdist writes a test's group behind its name, where its scheduler looks."""
+    """Cases are drawn, unless one is named."""
     if not config.option.all_cases and not any("::" in argument for argument in config.args):
         left = drawn(items, config.option.draw_seed)
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
-    for item in items:
-        if item.get_closest_marker("processes") is not None:
-            item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Of a checkout that no test ran in yet, each worker prepares a share of the files, and the others find it done."""
+    config = session.config
+    if "PYTEST_XDIST_WORKER" in os.environ and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        number, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{of}"].removeprefix("gw")) for of in ("", "_COUNT"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
+            with suppress(Exception):  # it is said when the file is collected
+                import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
@@ -92,7 +116,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("processes") is None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker(PROCESSES) is None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 

@@ -17,6 +17,7 @@ def test_a_stage_is_measured_beside_plain_pytorch(capsys: pytest.CaptureFixture[
     assert all(case["of_plain"] > 0 for case in cases)
 
 
+@pytest.mark.soak
 def test_the_spread_between_devices_is_rounding(capsys: pytest.CaptureFixture[str]) -> None:
     device_spread.main(["--device", PRETEND, "--depths", "1", "--width", "64", "--steps", "2", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]

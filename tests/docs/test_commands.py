@@ -21,8 +21,8 @@ from tests.docs.test_commands_of_a_run import OF_A_RUN, made_folder_of_a_run
 from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
-SWARM_SMOKE_S = 900.0
-"""Of those of `NEED_SWARMS`, which take half a minute to two minutes on two quiet cores."""
+COSTLY_SMOKE_S = 900.0
+"""Of those of `COSTLY`, which take half a minute to two minutes on two quiet cores."""
 
 NEED_NAMESPACES = (
     "benchmarks.big_stage",
@@ -32,7 +32,7 @@ NEED_NAMESPACES = (
     "benchmarks.outer_steps",
     "benchmarks.owner.limits",
 )
-NEED_SWARMS = (
+COSTLY = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.bulk",
@@ -46,10 +46,12 @@ NEED_SWARMS = (
     "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
     "benchmarks.training_throughput",
+    "benchmarks.verification.attacks",
+    "benchmarks.verification.honest_audits",
     "benchmarks.windows.audits",
     "tests.chaos",
 )
-"""A dozen seconds of the processor and more, however small: several processes, each of which imports torch."""
+"""A dozen seconds of the processor and more, however small: most start processes, each of which imports torch."""
 
 BY_A_TEST = {
     ".venv/bin/swarm demo --help": "tests/bootstrap/program/test_demo.py",
@@ -196,7 +198,7 @@ def smoke(zygote: Zygote, folder: Path, command: str, *more: str, timeout_s: flo
 
 
 def quick(command: str) -> bool:
-    return shlex.split(command)[2] not in NEED_SWARMS
+    return shlex.split(command)[2] not in COSTLY
 
 
 def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
@@ -208,7 +210,7 @@ def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
         made_folder_of_a_run(folder / "demo-out" / "one" / "run")
     more = ["--smoke"] if module.startswith("benchmarks") else ["--minutes", "0.1"]
     as_json = [] if "--json" in command else ["--json"]
-    timeout_s = SMOKE_S if quick(command) else SWARM_SMOKE_S
+    timeout_s = SMOKE_S if quick(command) else COSTLY_SMOKE_S
     assert object_of(smoke(zygote, folder, command, *more, *as_json, timeout_s=timeout_s))
 
 
@@ -222,7 +224,7 @@ def test_a_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -
 @pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [command for command in small(BENCHMARKS) if not quick(command)])
-def test_a_benchmark_of_a_swarm_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
+def test_a_costly_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
     check_benchmark(zygote, workplace, command)
 
 

@@ -23,7 +23,9 @@ SHRUNK: dict[str, tuple[int, str, Rule, str]] = {
 """Seed, setting, what is left of its plan when it is made smaller, and the invariant that breaks."""
 
 
-@pytest.mark.parametrize("name", ["framing", "claimed_ids", pytest.param("long_contributions", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "name", ["framing", *(pytest.param(name, marks=pytest.mark.soak) for name in ("claimed_ids", "long_contributions"))]
+)
 def test_a_hole_that_is_open_again_is_found(name: str) -> None:
     seed, setting, rule, what = SHRUNK[name]
     with REVERSALS[name]():

@@ -124,6 +124,7 @@ def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(
     assert report["steps"] == 10
 
 
+@pytest.mark.soak
 def test_a_run_that_is_lengthened_while_its_host_dies_is_byte_for_byte_the_longer_run(tmp_path: Path) -> None:
     schedule = {"warmup_steps": 0, "final_learning_rate_share": 1.0, "learning_rate": 0.01}
     batch = {"microbatch_size": 2, "target_tokens": 32}

@@ -17,7 +17,6 @@ from tests.comings_and_goings import HOST, STAGES, endure, name_of, schedule
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 
 IN_EVERY_TEST_RUN = 1
-WINDOWS_IN_EVERY_TEST_RUN = 0
 SOAKED = range(500)
 
 
@@ -32,13 +31,9 @@ def test_runs_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path)
 
 
-def test_a_run_in_windows_endures_comings_and_goings(tmp_path: Path) -> None:
-    endure(WINDOWS_IN_EVERY_TEST_RUN, tmp_path, num_stages=1)
-
-
 @pytest.mark.soak
 @pytest.mark.drawn(24)
-@pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed != WINDOWS_IN_EVERY_TEST_RUN])
+@pytest.mark.parametrize("seed", SOAKED)
 def test_runs_in_windows_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path, num_stages=1)
 

@@ -76,7 +76,8 @@ def test_an_input_that_its_contributor_does_not_show_comes_from_the_reducer(tmp_
     assert events(swarm, "banned") == []
 
 
-@pytest.mark.parametrize("codec", ["int8", pytest.param("topk", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("codec", ["int8", "topk"])
 def test_nobody_is_accused_when_all_reduce_rightly_and_every_part_is_audited(tmp_path: Path, codec: str) -> None:
     swarm, report = run(audited(codecs={"averaging": codec}), tmp_path, {})
     assert report["steps"] == STEPS

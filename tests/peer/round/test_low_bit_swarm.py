@@ -42,7 +42,10 @@ def trained(
     return asyncio.run(train())
 
 
-@pytest.mark.parametrize(("averaging", "delay", "subspace"), [("int4", 0, 1), ("topk", 0, 4), ("topk", 1, 1)])
+@pytest.mark.parametrize(
+    ("averaging", "delay", "subspace"),
+    [("int4", 0, 1), ("topk", 0, 4), pytest.param("topk", 1, 1, marks=pytest.mark.soak)],
+)
 def test_replicas_are_byte_identical_when_contributions_are_low_bit(
     averaging: AveragingCodecName, delay: int, subspace: int, tmp_path: Path
 ) -> None:

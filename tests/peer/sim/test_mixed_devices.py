@@ -65,7 +65,7 @@ def test_a_liar_is_banned_whichever_device_it_has(place: str, device: str) -> No
     ("wire", "attack", "kind"),
     [
         ("int8", "sign_flip@1", "replay_mismatch"),
-        ("int4h", "gradient_negate@1", "hop_mismatch"),
+        pytest.param("int4h", "gradient_negate@1", "hop_mismatch", marks=pytest.mark.soak),
         pytest.param("int4", "sign_flip@1", "replay_mismatch", marks=pytest.mark.soak),
         pytest.param("int8", "gradient_negate@1", "hop_mismatch", marks=pytest.mark.soak),
     ],

@@ -61,7 +61,7 @@ def test_peers_that_compute_sample_by_sample_and_those_that_do_not_agree_in_audi
 @pytest.mark.parametrize(
     ("stage", "attack"),
     [
-        (1, "sign_flip@4"),
+        pytest.param(1, "sign_flip@4", marks=pytest.mark.soak),
         pytest.param(0, "stale_weights@5", marks=pytest.mark.soak),
         pytest.param(0, "activation_noise@4", marks=pytest.mark.soak),
     ],
@@ -102,6 +102,7 @@ def test_who_shows_nothing_is_quarantined_after_three_debts() -> None:
     assert outcome.quarantined == (swarm.peer(0, 3).peer_id,)
 
 
+@pytest.mark.soak
 def test_bits_that_flip_are_a_fault_and_who_has_the_third_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 1.0)  # in every microbatch: most flips are too small to be found
     swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): "bit_flips@2"}, seed=0)
@@ -213,6 +214,8 @@ ALIKE = frozenset(
         "lazy_window_30",
         "lazy_window_50",
         "lazy_window_90",
+        "negated_moments",  # as small_moments
+        "bent_layer",  # as bent_row, and larger
     }
 )
 """Found in the same way as others, which `make test` has."""
@@ -372,6 +375,7 @@ def test_a_bias_where_no_token_is_is_found_in_the_first_audit_of_it() -> None:
         assert outcome.audits.led == 0
 
 
+@pytest.mark.soak
 def test_a_bias_below_every_bound_is_found_after_as_many_audits_as_the_law_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

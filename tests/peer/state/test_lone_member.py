@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from swarm.core.ids import Step
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
@@ -37,6 +39,7 @@ def test_within_a_step_whose_work_is_lost_with_it(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.soak
 def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None:
     """No state is anchored but the first: the other can only take the results of before the death."""
 

@@ -121,6 +121,7 @@ def check_loss_is_pefts(base: Path, adapters: Path, merged: Path) -> None:
         assert float((on_base(ids).logits - theirs).abs().max()) > 1e-3
 
 
+@pytest.mark.soak
 def test_who_lies_about_adapters_is_put_out_and_its_evidence_needs_the_base(tmp_path: Path) -> None:
     checkpoint_in(tmp_path / "checkpoint")
     manifest = adapted(

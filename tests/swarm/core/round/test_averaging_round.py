@@ -124,7 +124,7 @@ def test_no_fork_when_one_broken_stream_makes_two_leaders() -> None:
         assert world.errors == []
 
 
-@pytest.mark.parametrize("num_members", [2, 3, 4, 6])
+@pytest.mark.parametrize("num_members", [2, 4, *(pytest.param(number, marks=pytest.mark.soak) for number in (3, 6))])
 def test_two_halves_of_a_partition_never_both_finish_and_end_alike_when_it_heals(num_members: int) -> None:
     """Whichever side has a quorum goes on; with an equal split nobody does until the halves meet again."""
     for seed in range(40):

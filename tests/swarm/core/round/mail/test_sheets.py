@@ -153,7 +153,8 @@ def papers_sent(world: World) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("num_members", "num_parts"), [(64, 64), (130, 4), pytest.param(256, 1, marks=pytest.mark.soak)]
+    ("num_members", "num_parts"),
+    [(64, 64), *(pytest.param(*sizes, marks=pytest.mark.soak) for sizes in ((130, 4), (256, 1)))],
 )
 def test_a_leader_sends_about_what_a_member_does(num_members: int, num_parts: int) -> None:
     world = World(num_members, num_members, num_parts=num_parts, slowest_s=0.1)
