@@ -1,7 +1,6 @@
 """Juries in a running swarm: a liar is put out where no host lives, and neither accusers nor jurors can lie well."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ def audited(**tables: dict[str, Any]) -> str:
     named: dict[str, dict[str, Any]] = {
         "run": {"trust": "public"},
         "audits": {"hop_budget": 0.0, "contribution_budget": 2.0, "agreements_to_promote": 0},
-        "optimizer": {"total_steps": 400},
+        "optimizer": {"total_steps": 4000},
         "batch": {"target_tokens": 10 * 32},
         "limits": {"founders_per_stage": 2},
-        "checkpoint": {"every_steps": 400, "snapshot_every": 4},
+        "checkpoint": {"every_steps": 4000, "snapshot_every": 4},
     }
     return manifest_of(**named | tables)
 
@@ -36,16 +35,6 @@ async def until_full(swarm: InProcessSwarm, num_members: int) -> None:
             and len([peer for peer in swarm.of_stage(1) if peer.daemon.at]) == num_members
         )
     )
-
-
-async def within(num_versions: int, peer: SwarmPeer, condition: Callable[[], bool]) -> None:
-    """Wait while the peer's stage goes on, each step in at most 30 s."""
-    last, moved = peer.steps.version + num_versions, asyncio.get_running_loop().time()
-    while not condition():
-        assert peer.steps.version < last, f"not within {num_versions} versions"
-        if await peer.steps.wait_for_version(peer.steps.version + 1, timeout_s=1.0):
-            moved = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - moved < 30, "its stage stands still"
 
 
 def outcasts(peers: list[SwarmPeer]) -> list[set[PeerId]]:
@@ -70,10 +59,11 @@ def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
             swarm.network.kill(swarm.run.host_key.peer_id)
             liar = swarm.of_stage(1)[5]
             honest = [peer for peer in swarm.peers if peer is not liar]
-            await within(60, honest[0], lambda: outcasts(swarm.peers)[:-1] == [{liar.peer_id}] * len(honest))
-            await within(
-                6, honest[0], lambda: not any(liar.peer_id in one.steps.chain.members for one in honest if one.stage)
-            )
+            async with asyncio.timeout(240):  # replays give way to training
+                while outcasts(swarm.peers)[:-1] != [{liar.peer_id}] * len(honest):
+                    await honest[0].steps.wait_for_version(honest[0].steps.version + 1, timeout_s=1.0)
+                while any(liar.peer_id in peer.steps.chain.members for peer in honest if peer.stage == 1):
+                    await honest[0].steps.wait_for_version(honest[0].steps.version + 1, timeout_s=1.0)
             version = honest[0].steps.version
             assert await honest[0].steps.wait_for_version(version + 3, timeout_s=20.0), "the others train on"
             assert outcasts(swarm.peers)[:-1] == [{liar.peer_id}] * len(honest)
