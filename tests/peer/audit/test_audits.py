@@ -1,21 +1,18 @@
 """Replicas audit each other in a running swarm: who lies is found, proved and put out, and nobody else is."""
 
 import asyncio
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peer.round.stage_steps import StageSteps
-from peer.stage.events import Applied
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
-from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.transport import Handler, Message, Transport
+from tests.peer.stage.state_digests import StateDigests
 from tests.pretend_device import PRETEND
 from tests.swarm_in_process import DeviceOf, InProcessSwarm, Wrap, identity_of, manifest_of, swarm_in_process
 from verification.pipeline.headers import BirthRecord, HopHeader
@@ -77,17 +74,13 @@ def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
     """Also where peers on another device are among them, none of whom is charged."""
     liar = identity_of(3 * stage + 2).peer_id
     named: dict[str, dict[str, Any]] = {"model": {"compute_dtype": dtype}, "optimizer": {"total_steps": 40}}
-    digests = defaultdict[tuple[int, int], set[bytes]](set)
-
-    def applied(steps: StageSteps, applied: Applied) -> None:
-        state = steps.replica.state
-        digests[steps.chain.stage, state.version].add(state_digest(state))
+    digests = StateDigests()
 
     async def train() -> InProcessSwarm:
         manifest = audited(hop=hop, contribution=contribution, **named)
         places: dict[str, Any] = {"attacks": {(stage, 2): attack}, "device_of": second_on(other)}
         async with swarm_in_process(manifest, tmp_path, peers=(3, 3), **places) as swarm:
-            swarm.on_applied.append(applied)
+            swarm.on_applied.append(digests.applied)
             await swarm.until(lambda: bool(events(swarm, "banned")), timeout_s=60.0)
             await swarm.until(
                 lambda: all(liar not in peer.steps.chain.members for peer in swarm.of_stage(stage)), timeout_s=60.0

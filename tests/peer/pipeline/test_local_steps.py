@@ -10,10 +10,10 @@ import pytest
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.averaging.parts import Parts
-from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId, Step
 from swarm.model.stack import stage_layout
 from swarm.optim.carried_moments import CARRIED
+from tests.peer.stage.state_digests import StateDigests
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, identity_of, manifest_of, prepare, swarm_in_process
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
@@ -38,15 +38,14 @@ class Watched:
     """What each peer had at each version, and how much it brought to it."""
 
     def __init__(self) -> None:
-        self.digests: dict[int, set[bytes]] = defaultdict(set)
+        self.digests = StateDigests()
         self.entries: dict[int, dict[PeerId, int]] = {}
         self.sent: dict[int, list[int]] = defaultdict(list)
         """Bytes that members sent in a round, by the version that it started from."""
 
     def applied(self, steps: StageSteps, applied: Applied) -> None:
         version = int(applied.chain.version)
-        state = steps.replica.state  # of who catches up perhaps a version further than what is told of
-        self.digests[state.version].add(state_digest(state))
+        self.digests.applied(steps, applied)
         made = applied.result.roster.contributions
         self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
         self.sent[version - 1].append(applied.sent_bytes)
@@ -183,19 +182,22 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
 @pytest.mark.parametrize(
     "attack",
     [
-        "small_moments@2",
-        "negated_moments@2",
-        "partial_work@2",
-        "sign_flip@2",
-        "stale_weights@2",
-        "copied_gradient@2",
-        "other_data@2",
-        "bent_layer@2",
-        "lazy_window_10@2",
-        "lazy_window_20@2",
-        "lazy_window_30@2",
-        "lazy_window_50@2",
-        "lazy_window_90@2",
+        f"{kind}@2"
+        for kind in (
+            "small_moments",
+            "negated_moments",
+            "partial_work",
+            "sign_flip",
+            "stale_weights",
+            "copied_gradient",
+            "other_data",
+            "bent_layer",
+            "lazy_window_10",
+            "lazy_window_20",
+            "lazy_window_30",
+            "lazy_window_50",
+            "lazy_window_90",
+        )
     ],
 )
 def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:

@@ -58,14 +58,8 @@ def test_peers_that_compute_sample_by_sample_and_those_that_do_not_agree_in_audi
     assert outcome.audits.largest_honest_share <= 0.3
 
 
-@pytest.mark.parametrize(
-    ("stage", "attack"),
-    [
-        pytest.param(1, "sign_flip@4", marks=pytest.mark.soak),
-        pytest.param(0, "stale_weights@5", marks=pytest.mark.soak),
-        pytest.param(0, "activation_noise@4", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@5"), (0, "activation_noise@4")])
 def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack: str) -> None:
     outcome = outcome_of({(stage, 2): attack}, steps=11)
     assert banned(outcome) == [(stage, 2)], outcome

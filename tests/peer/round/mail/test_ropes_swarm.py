@@ -2,19 +2,17 @@
 does with them, and bytes are equal."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from peer.round.mail.mail import ROUND
 from peer.round.mail.ropes import HANDED_ON
-from peer.round.stage_steps import StageSteps
-from peer.stage.events import Applied
-from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId
 from swarm.core.round.mail import sheets
 from swarm.network.transport import Handler, Message, Transport
+from tests.peer.stage.state_digests import StateDigests
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
 STEPS = 6
@@ -52,7 +50,7 @@ def test_rounds_end_alike_when_a_member_of_the_tree_is(
 ) -> None:
     monkeypatch.setattr(sheets, "FAN_OUT", 1)
     handed: Counter[str] = Counter()
-    digests: dict[tuple[int, int], set[bytes]] = defaultdict(set)
+    digests = StateDigests()
     manifest = manifest_of(
         optimizer={"total_steps": 400}, limits={"founders_per_stage": 1}, batch={"target_tokens": 256}
     )
@@ -64,12 +62,7 @@ def test_rounds_end_alike_when_a_member_of_the_tree_is(
             peers=(1, 3),
             wrap=lambda stage, index, inner: HandsOn(inner, handed, does if (stage, index) == (1, LIAR) else "honest"),
         ) as swarm:
-
-            def keep(steps: StageSteps, applied: Applied) -> None:
-                state = steps.replica.state
-                digests[int(steps.chain.stage), state.version].add(state_digest(state))
-
-            swarm.on_applied.append(keep)
+            swarm.on_applied.append(digests.applied)
             await swarm.until_version(STEPS, timeout_s=90.0)
             await swarm.until(lambda: handed["honest"] > 0 < handed[does], timeout_s=90.0)
             await swarm.until_version(swarm.host.progress.done_versions() + 1, timeout_s=90.0)
