@@ -8,14 +8,25 @@ other modules is in its code too: constants, types, what it inlines. So the stam
 all modules of this project that its own imports, directly or not (`kernels.source_stamp`).
 """
 
-from collections.abc import Callable
+import fcntl
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import njit
+from numba import config
+from numba.core import event
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
 from kernels.source_stamp import source_stamp
 
+log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HELD = set[Path]()
+"""Locks of this process: a function that calls itself asks for its own code while it is compiled."""
 
 
 def compiled(function: Function) -> Function:
@@ -36,10 +47,54 @@ def inlined(function: Function) -> Function:
     return _kept(function, _nrt=False, forceinline=True)
 
 
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
+    """Compiled by one process at a time: who waits for another finds what that one has kept."""
+
+    def compile(self, signature: object) -> Any:
+        with global_compiler_lock, _alone(Path(self._cache._cache_file._index_path)):
+            return super().compile(signature)
+
+
 def _kept(function: Function, **flags: bool) -> Function:
-    made = njit(cache=True, nogil=True, error_model="numpy", **flags)(function)
-    if made is not function:  # as it is where NUMBA_DISABLE_JIT is set
-        # numba has no other way to say what code was made from.
-        kept = made._cache._cache_file
-        kept._source_stamp = (kept._source_stamp, source_stamp(function.__module__))
+    if config.DISABLE_JIT:
+        return function
+    made = _Kernel(function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy", **flags})
+    made.enable_caching()
+    # numba has no other way to say what code was made from.
+    kept = made._cache._cache_file
+    kept._source_stamp = (kept._source_stamp, source_stamp(function.__module__))
     return cast(Function, made)
+
+
+@contextmanager
+def _alone(index: Path) -> Iterator[None]:
+    """Until its end no other process compiles what is kept there."""
+    if index in _HELD:
+        yield
+        return
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with index.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _HELD.add(index)
+        try:
+            yield
+        finally:
+            _HELD.remove(index)
+
+
+class _Told(event.Listener):  # type: ignore[misc]
+    """Says once in a process that kernels are compiled: whoever waits for it knows why, and that it is for once."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    def on_start(self, event: object) -> None:
+        if not self._is_said:
+            self._is_said = True
+            log.info("compiles its kernels for this machine, once: a minute or two")
+
+    def on_end(self, event: object) -> None:
+        """Nothing is said of it."""
+
+
+event.register("numba:compile", _Told())

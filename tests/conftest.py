@@ -19,7 +19,6 @@ from peer.sim import TinyRun
 from swarm.local.rehearsal import rehearse
 from tests import ROOT
 from tests.process_swarm import Zygote
-from tests.swarm.local.compiling import take_turns
 
 PROCESSES = "processes"
 NICE = 10
@@ -63,7 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """The seed is chosen before workers are started: they are given it. Models here are so small that a second thread
     of torch's costs more than it computes, and under load each of its turns is waited for."""
     torch.set_num_threads(1)
-    take_turns()
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
 

@@ -35,7 +35,6 @@ import swarm.network.p2pd.p2p
 from benchmarks.homes.namespaces import enter
 from swarm.model.stage import StageModel
 from tests import ROOT
-from tests.swarm.local.compiling import take_turns
 
 PRELOADED: tuple[ModuleType, ...] = (
     bootstrap.program.command,
@@ -55,7 +54,6 @@ PRELOADED: tuple[ModuleType, ...] = (
 
 def main() -> None:
     assert all(PRELOADED)
-    take_turns()
     gc.collect()
     gc.freeze()  # nor does any of the processes copy all this by looking through it
     out = os.fdopen(os.dup(1), "w", buffering=1)

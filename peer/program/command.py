@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
+WAITED_FOR = ("kernels.compiled",)
+"""Loggers of what an owner waits for at the terminal."""
+
 
 def folder_option(function: "Callable[..., object]") -> "Callable[..., object]":
     """--dir, the same for every command about a daemon."""
@@ -254,11 +257,13 @@ def _load_peer() -> "MakePeer":
 
 @contextlib.contextmanager
 def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> Iterator[None]:
-    """The log goes to its file and to `swarm logs`; to the terminal what is serious, or all if `verbose`."""
+    """The log goes to its file and to `swarm logs`; to the terminal what is serious and what its owner waits for, or
+    all if `verbose`."""
     terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.INFO if verbose else logging.ERROR)
+    terminal.addFilter(lambda record: verbose or record.levelno >= logging.ERROR or record.name in WAITED_FOR)
     handlers = (terminal, lines, state.log_handler())
     root = logging.getLogger()
+    before = root.level
     root.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -269,3 +274,4 @@ def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> It
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+        root.setLevel(before)

@@ -1,7 +1,10 @@
 """What compiled code on disk was made from."""
 
 import importlib
+import os
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +54,38 @@ def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(ma
     assert sum(kept.width.stats.cache_hits.values()) == 1
     (made_up / "units.py").write_text("UNIT = 40\n")
     assert begun_again("made_up.kernel").width() == 80
+
+
+def test_of_processes_that_need_a_kernel_at_the_same_time_one_compiles_it_and_says_so(made_up: Path) -> None:
+    """A machine's daemons are started together: one works, and the others wait for it."""
+    lines = [
+        "import logging, sys",
+        "from made_up.kernel import width",
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')",
+        "print('ready', flush=True)",
+        "input()",
+        "width()",
+        "print(sum(width.stats.cache_misses.values()), sum(width.stats.cache_hits.values()))",
+    ]
+    begin = [sys.executable, "-c", "\n".join(lines)]
+    paths = os.pathsep.join([str(made_up.parent), *sys.path])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as ended:
+        both = [
+            ended.enter_context(subprocess.Popen(begin, env={**os.environ, "PYTHONPATH": paths}, **pipes))
+            for _ in range(2)
+        ]
+        for one in both:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in both:
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+        said = sorted(one.communicate(timeout=60)[0].split("\n")[:-1] for one in both)
+    assert said[0] == ["0 1"]
+    assert said[1][-1] == "1 0"
+    assert [line.split(" for ")[0] for line in said[1][:-1]] == ["compiles its kernels"]
 
 
 def test_the_stamp_is_of_all_modules_that_are_imported_and_of_no_others(made_up: Path) -> None:

@@ -51,6 +51,10 @@ class Waiting:
     ends_at: float
     latest: float
 
+    def goes_on(self, ends_at: float) -> None:
+        """Something came: more is waited for, and no less long than before."""
+        self.ends_at = max(self.ends_at, min(ends_at, self.latest))
+
     def lies(self, *, now: float) -> None:
         """What came is not what the leader named: that is asked for at once."""
         if self.name is not None:
@@ -110,6 +114,11 @@ class Desk:
     def patience_s(self) -> float:
         return hand_on_s(self.facts.phase_s, self.call_s)
 
+    def _hand_on_s(self, leader: PeerId) -> float:
+        """How long what a leader sends to all may be on its way here by others' hands: as long as each of them waits,
+        one after the other, so that whoever stands behind one that asks the leader need not ask as well."""
+        return self.patience_s * max(1, Tree.of(self.facts, leader).depth(self.me) - 1)
+
     # -- sending ------------------------------------------------------------------------------------------
 
     def letters(self, to: Collection[PeerId], sheet: Sheet) -> list[tuple[PeerId, Letter]]:
@@ -148,7 +157,7 @@ class Desk:
             return self.brought[name]
         if len(self.waiting) >= MOST_WAITING:
             return found
-        ends_at = now + self.patience_s
+        ends_at = now + self._hand_on_s(leader)
         waiting = Waiting(leader, name, rope, found, ends_at, latest=ends_at + self.patience_s)
         self.waiting.append(waiting)
         return waiting
@@ -191,7 +200,7 @@ class Desk:
             return
         self.here.hold(sheets, of=of)
         for waiting in self.waiting:
-            waiting.ends_at = min(now + self.patience_s, waiting.latest)
+            waiting.goes_on(now + self.patience_s)
 
     def taken(self, found: Restored) -> None:
         """The message was taken."""
@@ -227,7 +236,7 @@ class Desk:
             return "awaited"
         for waiting in awaited:
             self._restore(waiting, rope, now=now)
-            waiting.ends_at = min(now + self.patience_s, waiting.latest)
+            waiting.goes_on(now + self.patience_s)
         return "ok"
 
 

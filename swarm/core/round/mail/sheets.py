@@ -237,6 +237,13 @@ class Tree:
         """Who hands on to it; it is not the leader."""
         return self.order[(self._place[peer] - 1) // FAN_OUT]
 
+    def depth(self, peer: PeerId) -> int:
+        """How many hands it goes through to it, the leader's among them."""
+        depth, at = 0, self._place[peer]
+        while at > 0:
+            depth, at = depth + 1, (at - 1) // FAN_OUT
+        return depth
+
     @once
     def _place(self) -> dict[PeerId, int]:
         return {peer: at for at, peer in enumerate(self.order)}
