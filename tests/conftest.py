@@ -10,15 +10,15 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-from peer.sim import TinyRun
-from swarm.local.rehearsal import rehearse
 from tests import ROOT
-from tests.process_swarm import Zygote
+
+if TYPE_CHECKING:  # whoever deals out the tests runs none, and need not load what they do
+    from tests.process_swarm import Zygote
 
 PROCESSES = "processes"
 NICE = 10
@@ -59,9 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The seed is chosen before workers are started: they are given it. Models here are so small that a second thread
-    of torch's costs more than it computes, and under load each of its turns is waited for."""
-    torch.set_num_threads(1)
+    """The seed is chosen before workers are started: they are given it."""
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
 
@@ -99,8 +97,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Of a checkout that no test ran in yet, each worker prepares a share of the files, and the others find it done."""
+    """Models here are so small that a second thread of torch's costs more than it computes, and under load each of its
+    turns is waited for. Of a checkout that no test ran in yet, each worker prepares a share of the files, and the others
+    find it done."""
     config = session.config
+    if config.option.dist == "no":  # as workers have it
+        import torch
+
+        torch.set_num_threads(1)
     if "PYTEST_XDIST_WORKER" in os.environ and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         number, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{of}"].removeprefix("gw")) for of in ("", "_COUNT"))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
@@ -119,8 +123,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def zygote() -> "Iterator[Zygote]":
     """One process from which all tests of a session start real `swarm` processes."""
+    from peer.sim import TinyRun
+    from swarm.local.rehearsal import rehearse
+    from tests.process_swarm import Zygote
+
     rehearse(TinyRun().settings())  # kernels are compiled here once, not by all processes at the same time
     made = Zygote()
     yield made

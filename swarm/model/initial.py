@@ -68,10 +68,11 @@ def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:
     decoder = decoder_of(model.config_json)
     family = family_of(model.config_json)
     shape = validate_config(model.config_json)
+    chance = torch.default_generator  # transformers draws from it; torch.manual_seed would seed each kind of device
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for module, name in _in_order(weights.stack):
             # A seed for each module: a stage's weights do not depend on how the others are cut.
-            torch.manual_seed(_seed_of(seed, global_name(model, stage, name)))
+            chance.manual_seed(_seed_of(seed, global_name(model, stage, name)))
             decoder._init_weights(module)
         if weights.head_VD is not None and not is_tied(model, stage):
             name = family.embedding_name if shape.tied else family.head_name
@@ -81,7 +82,7 @@ def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:
                 else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False, device="meta")
             )
             head.weight = weights.head_VD
-            torch.manual_seed(_seed_of(seed, name))
+            chance.manual_seed(_seed_of(seed, name))
             decoder._init_weights(head)
     return flat
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from swarm.core.canonical import digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError
 
-SHORTEST_CHAIN, LONGEST_CHAIN = 1 << 16, 1 << 21
+SHORTEST_CHAIN, LONGEST_CHAIN = 1 << 12, 1 << 21
 """Versions that one chain lasts for. The longest takes a peer two seconds to make, and whoever checks a value of it for
 the first time as long; it lasts for the longest run (`swarm.core.settings.MOST_STEPS`)."""
 END = -1
@@ -30,7 +30,7 @@ class HashChain:
 
     @classmethod
     def of_run(cls, seed: bytes, total_steps: int) -> "HashChain":
-        """One that lasts for a run of so many steps, and for twice as many if the run is amended."""
+        """One that outlasts a run of so many steps, twice. If it is amended to more, there is another."""
         length = SHORTEST_CHAIN
         while length <= min(2 * total_steps, LONGEST_CHAIN - 1):
             length *= 2
