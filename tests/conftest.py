@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import secrets
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,11 +17,13 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests import ROOT
+from tests.warm_python import WarmPython
 
 if TYPE_CHECKING:  # whoever deals out the tests runs none, and need not load what they do
     from tests.process_swarm import Zygote
 
 PROCESSES = "processes"
+WARM = pytest.StashKey[WarmPython]()
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
 
@@ -62,6 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """The seed is chosen before workers are started: they are given it."""
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
+    if config.option.dist != "no" and sys.platform == "linux":
+        config.stash[WARM] = WarmPython()
+        config.option.tx = [f"popen//python={config.stash[WARM].command}"] * len(config.option.tx)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if WARM in config.stash:
+        config.stash[WARM].close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -98,8 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Models here are so small that a second thread of torch's costs more than it computes, and under load each of its
-    turns is waited for. Of a checkout that no test ran in yet, each worker prepares a share of the files, and the others
-    find it done."""
+    turns is waited for. Of a checkout that no test ran in yet, each worker prepares a share of the files, and finds the
+    others' done."""
     config = session.config
     if config.option.dist == "no":  # as workers have it
         import torch
