@@ -17,7 +17,7 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests import ROOT
-from tests.warm_python import WarmPython
+from tests.swarm.local.warm_python import WarmPython
 
 if TYPE_CHECKING:  # whoever deals out the tests runs none, and need not load what they do
     from tests.process_swarm import Zygote

@@ -9,6 +9,7 @@ from benchmarks.verification import device_spread
 from tests.pretend_device import PRETEND
 
 
+@pytest.mark.soak
 def test_a_stage_is_measured_beside_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_stage.main(["--smoke", "--json", "--device", "cpu"])
     cases = json.loads(capsys.readouterr().out)["cases"]

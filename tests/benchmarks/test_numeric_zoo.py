@@ -71,6 +71,7 @@ def test_plain_attention_is_attention(is_causal: bool) -> None:
     assert torch.allclose(found, usual, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_two_classes_do_not_accuse_each_other_and_a_kept_unit_is_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

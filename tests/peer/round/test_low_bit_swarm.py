@@ -44,7 +44,7 @@ def trained(
 
 @pytest.mark.parametrize(
     ("averaging", "delay", "subspace"),
-    [("int4", 0, 1), ("topk", 0, 4), pytest.param("topk", 1, 1, marks=pytest.mark.soak)],
+    [("topk", 0, 4), *(pytest.param(*case, marks=pytest.mark.soak) for case in (("int4", 0, 1), ("topk", 1, 1)))],
 )
 def test_replicas_are_byte_identical_when_contributions_are_low_bit(
     averaging: AveragingCodecName, delay: int, subspace: int, tmp_path: Path

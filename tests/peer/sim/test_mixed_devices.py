@@ -33,7 +33,11 @@ def swarm_of(tiny: TinyRun, device: str, **attacks: str) -> SimulatedSwarm:
 
 
 @pytest.mark.parametrize(
-    ("run", "wire", "width"), [(TinyRun, "int8", 16), (Rounded, "int4", 16), (TinyRun, "int4h", 128)]
+    ("run", "wire", "width"),
+    [
+        (Rounded, "int4", 16),
+        *(pytest.param(TinyRun, *sizes, marks=pytest.mark.soak) for sizes in (("int8", 16), ("int4h", 128))),
+    ],
 )
 @pytest.mark.parametrize("device", OTHERS)
 def test_nobody_is_charged_for_the_device_it_computes_on(

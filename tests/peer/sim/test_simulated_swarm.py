@@ -81,6 +81,7 @@ def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them_whatever_th
     assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 1)] == [False]
 
 
+@pytest.mark.soak
 def test_auditors_that_agree_without_a_replay_cost_no_more_than_their_own_audits() -> None:
     """One honest auditor of a liar, which plain luck would let two others find too: half of what it does is drawn."""
     attacks = {(1, 2): "sign_flip@4", (1, 0): "lazy_auditor@0", (1, 3): "lazy_auditor@0"}
@@ -198,21 +199,20 @@ OTHERWISE: dict[str, dict[str, Any]] = {"row_bias": {"vocab_size": 1024}} | dict
 
 ALIKE = frozenset(
     {
-        "sign_flip_1000",  # as sign_flip, and next to it ipm: the same gradient by another factor
-        "ipm",
-        "activation_swap",  # as activation_negate: hops that are wrong as a whole
-        "activation_zeros",
-        "gradient_swap",  # as gradient_negate
-        "gradient_zeros",
-        "lazy_window_20",  # as lazy_window_10, the smallest lie of these
-        "lazy_window_30",
-        "lazy_window_50",
-        "lazy_window_90",
-        "negated_moments",  # as small_moments
-        "bent_layer",  # as bent_row, and larger
+        *("sign_flip_1000", "ipm", "alie", "zeros", "copied_gradient"),  # as sign_flip: another gradient as a whole
+        *("partial_work", "dropped_batch", "long_gradient", "other_data"),
+        *("activation_noise", "activation_swap", "activation_zeros"),  # as activation_negate: another hop as a whole
+        *("gradient_noise", "gradient_swap", "gradient_zeros"),  # as gradient_negate
+        *("skipped_layers", "stale_weights"),  # both of these as those
+        *("lazy_window_20", "lazy_window_30", "lazy_window_50", "lazy_window_90"),  # as lazy_window_10, and larger
+        *("small_moments", "negated_moments", "bent_layer"),  # as bent_row
+        "slow_bias",  # as row_bias
+        "nan_weights",  # as nan_gradient
+        *("equivocating_leader", "omitting_leader", "lying_juror", "in_tolerance_noise"),  # have tests of their own
+        *("sybil_flood", "lazy_auditor"),  # nothing comes of them, as of claimed_ids
     }
 )
-"""Found in the same way as others, which `make test` has."""
+"""What comes of them comes of others as well, or is tested below: `make test` has those."""
 
 
 def stage_for(kind: str) -> int:

@@ -38,7 +38,9 @@ def swarm_of(run: type[TinyRun], wire: str, **attacks: str) -> SimulatedSwarm:
     )
 
 
-@pytest.mark.parametrize(("run", "wire"), [(Narrow, "int8"), (NarrowRounded, "int4")])
+@pytest.mark.parametrize(
+    ("run", "wire"), [pytest.param(Narrow, "int8", marks=pytest.mark.soak), (NarrowRounded, "int4")]
+)
 def test_nobody_is_charged_for_the_device_it_computes_on(run: type[TinyRun], wire: str) -> None:
     with counted() as copies:
         outcome = swarm_of(run, wire).run(3)
@@ -50,8 +52,9 @@ def test_nobody_is_charged_for_the_device_it_computes_on(run: type[TinyRun], wir
     assert not copies.waits
 
 
-ON_TENSORS = ("activation_noise", "gradient_negate", "skipped_layers", "sign_flip")
+ON_TENSORS = ("gradient_negate", "skipped_layers")
 MORE_ON_TENSORS = (
+    *("activation_noise", "sign_flip"),
     *("activation_swap", "activation_negate", "activation_zeros", "gradient_noise", "gradient_swap", "gradient_zeros"),
     *("stale_weights", "dropped_batch"),
 )

@@ -1,14 +1,16 @@
 """Checkpoints on disk are whole or absent, and come back byte for byte."""
 
 import dataclasses
-import subprocess
-import sys
+import os
+import signal
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from swarm.checkpoint import archive
 from swarm.checkpoint.archive import (
     CheckpointMeta,
     CheckpointWriter,
@@ -118,41 +120,33 @@ def test_nothing_looks_like_a_checkpoint_until_commit(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 2
 
 
-KILLED_WRITERS = """
-import os, signal, sys
-from pathlib import Path
-import swarm.checkpoint.archive as archive
-from tests.swarm.checkpoint.test_archive import META, make_state
+def write_and_die(folder: Path, syncs_before_death: int) -> NoReturn:
+    """Of a fork: it is killed while it writes version 2."""
+    remaining, sync = syncs_before_death, archive._sync
 
-def write_and_die(folder, syncs_before_death):
-    remaining = syncs_before_death
-    real_sync = archive._sync
-    def sync_or_die(path):
+    def sync_or_die(path: Path) -> None:
         nonlocal remaining
         if remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         remaining -= 1
-        real_sync(path)
-    archive._sync = sync_or_die
-    writer = archive.CheckpointWriter(folder, 2)
-    for stage in range(2):
-        writer.add_stage(stage, make_state(stage, 2))
-    writer.commit(META)
+        sync(path)
 
-for syncs_before_death in range(7):
-    child = os.fork()
-    if child == 0:
-        write_and_die(Path(sys.argv[1]) / str(syncs_before_death), syncs_before_death)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-"""
+    try:
+        archive._sync = sync_or_die
+        write(folder, 2)
+    finally:
+        os._exit(1)
 
 
 def test_killed_writer_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     folders = [tmp_path / str(syncs_before_death) for syncs_before_death in range(7)]
     for folder in folders:
         write(folder, 1)
-    subprocess.run([sys.executable, "-c", KILLED_WRITERS, str(tmp_path)], check=True, timeout=60)
+    for syncs_before_death, folder in enumerate(folders):
+        child = os.fork()
+        if child == 0:
+            write_and_die(folder, syncs_before_death)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     for syncs_before_death, folder in enumerate(folders):
         latest = latest_checkpoint(folder)
         assert latest is not None

@@ -103,7 +103,9 @@ def test_everyone_finishes_alike_and_nobody_talks_to_more_than_a_cohort_about_a_
         assert len(others) <= NUM_PARTS * (num_cohorts + 1) + per_part * num_places[peer]
 
 
-@pytest.mark.parametrize("whom", ["combiner", "reducer", "leader", "several"])
+@pytest.mark.parametrize(
+    "whom", ["combiner", "several", *(pytest.param(one, marks=pytest.mark.soak) for one in ("reducer", "leader"))]
+)
 def test_a_round_goes_on_when_a_reducer_dies_before_its_part_is_made(whom: str) -> None:
     world = World(17, 65, num_parts=NUM_PARTS, slowest_s=0.1)
     dead: list[Member] = []

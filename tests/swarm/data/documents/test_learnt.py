@@ -34,7 +34,7 @@ def _conversations() -> list[list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize(
-    "config", ["llama", "gemma2", *(pytest.param(family, marks=pytest.mark.soak) for family in ("qwen3", "mistral"))]
+    "config", ["llama", *(pytest.param(family, marks=pytest.mark.soak) for family in ("gemma2", "qwen3", "mistral"))]
 )
 def test_a_lap_of_a_chat_file_is_transformers_loss_and_gradients_of_it(config: str, tmp_path: Path) -> None:
     folder = small_chat_tokenizer(tmp_path / "t", MARKED)

@@ -1,10 +1,11 @@
 """Workers of a test session forked from one process that has imported what they all import: once, and not by each.
 
-`WarmPython` starts that process. A worker is started by `python tests/warm_python.py SOCKET -u -c CODE`, which xdist
-takes for a Python: its standard files go to the fork, and it ends as that does.
+`WarmPython` starts that process. A worker is started by `python warm_python.py SOCKET -u -c CODE`, which xdist takes
+for a Python: its standard files go to the fork, and it ends as that does.
 """
 
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 STANDARD_FILES = 3
+ROOT = Path(__file__).parents[3]  # not of `tests`: whoever asks imports nothing of ours
 
 
 class WarmPython:
@@ -27,10 +29,8 @@ class WarmPython:
             listening.bind(str(at))
             listening.listen()  # whoever asks before all is imported waits
             file = listening.fileno()
-            begin = [sys.executable, "-m", "tests.warm_python", str(file)]
-            self._process = subprocess.Popen(
-                begin, cwd=Path(__file__).parent.parent, stdin=subprocess.PIPE, pass_fds=[file]
-            )
+            begin = [sys.executable, "-m", "tests.swarm.local.warm_python", str(file)]
+            self._process = subprocess.Popen(begin, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[file])
         self.command = f"{sys.executable} {__file__} {at}"
         """Takes a Python's place."""
 
@@ -76,7 +76,10 @@ def _run(asked: socket.socket, code: str, files: list[int]) -> None:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
-        exec(code, {"__name__": "__main__"})
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as program:
+            program.write(code)
+            program.flush()
+            runpy.run_path(program.name, run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 1
