@@ -23,6 +23,9 @@ MODEL = {
     "max_position_embeddings": 64,
 }
 """130 kB of int8 in a stage."""
+SLOW_BYTES_PER_S = 60_000.0
+"""Half of what the run asks of a line (`deadlines.least_mbit`), and a message is here within a phase or two: where even
+that takes more phases than a member waits for its leader, one view follows another until the host steps in."""
 
 
 def slow_manifest(**averaging: float) -> str:
@@ -93,7 +96,7 @@ def test_a_member_far_slower_than_the_others_is_left_out_whole_and_named(
             start = swarm.host.progress.done_versions()
             while not told():
                 await swarm.until(has_work_to_bring, timeout_s=60.0)
-                swarm.network.limit(slow.peer_id, up_bytes_per_s=12_000.0)
+                swarm.network.limit(slow.peer_id, up_bytes_per_s=SLOW_BYTES_PER_S)
                 at = swarm.host.progress.done_versions()
                 await swarm.until_version(at + 2, timeout_s=60.0)
                 swarm.network.limit(slow.peer_id, up_bytes_per_s=math.inf)

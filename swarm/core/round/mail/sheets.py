@@ -182,7 +182,8 @@ class _Reading:
 
 def hand_on_s(phase_s: float, call_s: float) -> float:
     """How long whoever lacks a sheet that others bring waits for it, from the last one that came, before it asks the
-    leader for it; twice as long in all. So whoever hands nothing on delays each of those behind it once a round."""
+    leader for it; twice as long in all. Where others hand on to who hands on to it, as long for each. So whoever hands
+    nothing on delays each of those behind it once a round."""
     return min(phase_s, call_s / 2) / 2
 
 
