@@ -72,7 +72,7 @@ async def trained(folder: Path, asked: dict[int, list[tuple[PeerId, bytes]]]) ->
         asked[11].clear()
         await swarm.restart(dead)
         await swarm.add_peer(0)
-        report = await swarm.finished()
+        report = await swarm.finished(timeout_s=120.0)  # a host steps in where a stage stands still
         assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.1
         assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
         return swarm

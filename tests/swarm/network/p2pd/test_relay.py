@@ -208,6 +208,7 @@ def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, t
             await until(lambda: "relay budget of 0.00314573 GB is used up" in peer.reachability.why)
             assert peer.reachability.reach is Reach.OUTBOUND
             assert hidden.addresses() == []
+            await until(lambda: len(peer.told) == 2)  # it is told after it is so
         assert [event["carried_bytes"] >= 3 * MIB for event in peer.told] == [False, True]
         again = await HostRelay.open(tmp_path, scene.host, peer.settings, peer.told.append)
         assert again.report() == peer.relay.report()
