@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import config
-from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.event import Listener, register
 from numba.core.registry import CPUDispatcher
 
 from kernels.source_stamp import source_stamp
@@ -82,7 +82,7 @@ def _alone(index: Path) -> Iterator[None]:
             _HELD.remove(index)
 
 
-class _Told(event.Listener):  # type: ignore[misc]
+class _Told(Listener):  # type: ignore[misc]
     """Says once in a process that kernels are compiled: whoever waits for it knows why, and that it is for once."""
 
     def __init__(self) -> None:
@@ -97,4 +97,4 @@ class _Told(event.Listener):  # type: ignore[misc]
         """Nothing is said of it."""
 
 
-event.register("numba:compile", _Told())
+register("numba:compile", _Told())

@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The seed is chosen before workers are started: they are given it."""
+    """The seed is chosen before workers are started: they are given it. They are forks of one process."""
     if config.option.draw_seed is None:
         config.option.draw_seed = secrets.randbelow(10**6)
     if config.option.dist != "no" and sys.platform == "linux":

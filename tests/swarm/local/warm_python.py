@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 STANDARD_FILES = 3
@@ -83,6 +84,8 @@ def _run(asked: socket.socket, code: str, files: list[int]) -> None:
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:  # noqa: BLE001 - said before the fork ends, whatever it is
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         asked.sendall(bytes([status & 0xFF]))
