@@ -544,27 +544,36 @@ class AveragingRound:
         """A certified roster, from its leader or from whoever has it: the highest (view, revision) is followed."""
         self.facts.check_roster(roster, self.verify, certified=True, known=self._knows)
         self._gone.pop(sender, None)
-        if self.result is not None or roster.view < self._promised:
+        held = self.roster
+        is_news = held is None or roster.rank > held.rank
+        if self.result is not None or (roster.view < self._promised and not is_news):
             self._voter.remember(roster)
             return self._news_for(sender, roster.view) if sender == roster.leader else []
-        held = self.roster
-        if held is not None and roster.rank <= held.rank:
+        if held is not None and not is_news:
             if roster.rank == held.rank and roster.signed_value() != held.signed_value():
                 raise RemoteError(
                     "equivocation", f"two rosters of view {roster.view} of {roster.leader}", roster.leader
                 )
             return []
+        if roster.view < self._promised:
+            # Voters who have not turned may end that view: they have the parts that it wants of this peer, and no vote.
+            return self._serve(roster, now)
         self._enter(roster.view)
         self._patience.heard()
         return self._follow(roster, now)
 
     def _follow(self, roster: Roster, now: float) -> Instructions:
         self._closing = True
-        self._voter.remember(roster)
-        accused = self._see(roster.committed)
-        out = self._reduction.follow(roster, leads=self.leads, now=now)
+        if self.roster is None or self.roster.view != roster.view:
+            self._patience.follow(self.waits.silence_s, now=now)
+        out = self._serve(roster, now)
         self._wait_for_leader(now)
-        return accused + out + self._lead.conclude(now)
+        return out + self._lead.conclude(now)
+
+    def _serve(self, roster: Roster, now: float) -> Instructions:
+        """Bring what this certified roster wants of this peer."""
+        self._voter.remember(roster)
+        return self._see(roster.committed) + self._reduction.follow(roster, leads=roster.leader == self.me, now=now)
 
     def expected_digest(self, part: int, sender: PeerId) -> bytes:
         """Digest that `sender` committed to for `part`. Raises RemoteError if its part is not wanted."""
@@ -805,7 +814,9 @@ class AveragingRound:
         if self.result is None:
             # Who has no vote is asked for none: it hears less, and nobody needs it to turn to another leader.
             calm = 1 if self.me in self.facts.voters else 2
-            self._patience.wait_for_leader(leads=self._lead.is_on, calm=calm, now=now)
+            roster = self.roster
+            awaited = roster is not None and roster.view == self._promised and bool(self.parts.unreduced(roster))
+            self._patience.wait_for_leader(leads=self._lead.is_on, calm=calm, parts_are_awaited=awaited, now=now)
 
     # -- who ----------------------------------------------------------------------------------------------
 

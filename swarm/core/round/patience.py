@@ -3,6 +3,8 @@
 Deadlines of messages are multiples of `phase_s`: a leader waits 2 before it asks once more, 3 before it goes on without
 a member, 2 before it relieves a reducer of which nothing is heard; others wait 4 before they turn to the next leader,
 and longer each time, so that views do not run away from a stage that is cut in two. While bytes move nobody turns away.
+While parts are awaited under a roster, nobody turns from its leader before reducers could have said who is silent: only
+they see what comes to them, and a view that ends sooner begins their waits anew.
 
 A member's parts are waited for while they come, until most others' are all here; from then on as long again as the run
 allows of the step's time. Who let rounds wait for nothing lately is not waited for at all.
@@ -26,6 +28,9 @@ class Patience:
     """When this peer acts as leader, or gives up on its leader; None while nothing is waited for."""
     num_turns: int = 0
     """Leaders given up since anything was heard."""
+    roster_until: float = -math.inf
+    """Until when a leader is waited for whose roster is followed while parts under it are awaited, whatever is heard of
+    it: counted from the first roster of its view, so that a later one buys no time."""
 
     def heard(self) -> None:
         """Of a leader that does its work."""
@@ -42,9 +47,15 @@ class Patience:
     def wait(self, phases: float, *, now: float) -> None:
         self.due = now + phases * self.phase_s
 
-    def wait_for_leader(self, *, leads: bool, calm: int, now: float) -> None:
+    def follow(self, silence_s: float, *, now: float) -> None:
+        """The first roster of a view is here: `silence_s` after it has come to them too, reducers say who is silent."""
+        self.roster_until = now + silence_s + 2 * self.phase_s
+
+    def wait_for_leader(self, *, leads: bool, calm: int, parts_are_awaited: bool, now: float) -> None:
         """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
         self.wait(2 if leads else calm * self.num_phases, now=now)
+        if parts_are_awaited and not leads and self.due is not None:
+            self.due = max(self.due, self.roster_until)
 
 
 @dataclass(frozen=True, kw_only=True)

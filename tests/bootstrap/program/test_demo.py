@@ -42,6 +42,8 @@ from swarm.data.bigram import bigram_loss
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 
 SWARM = [str(Path(sys.executable).parent / "swarm")]
+MICROBATCHES = BATCH_TOKENS // (MICROBATCH_SIZE * SEQUENCE_LENGTH)
+"""Of a step."""
 NUMBERS = "".join(f"{number} and {number * number}\n" for number in range(20_000))
 
 
@@ -430,11 +432,13 @@ def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(report_path.read_text())
     assert report["steps"] == 6
-    assert report["tokens"] == 6 * BATCH_TOKENS
+    # Who is killed in the middle of a round takes its sum of that step with it.
+    assert report["lost_contributions"] <= 1
+    assert 5 * BATCH_TOKENS < report["tokens"] <= 6 * BATCH_TOKENS
     assert len(report["loss"]) == 6
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"]
     assert 0 < report["held_out_loss"]["bigram"] < 6
-    assert report["lost_microbatches"] == 0
+    assert report["lost_microbatches"] <= MICROBATCHES
     assert sorted(peer["exit"] for peer in report["peers"]) == [-9, 0, 0]
     killed = next(peer for peer in report["peers"] if peer["exit"] == -9)
     assert killed["stage"] == 0
@@ -541,5 +545,5 @@ def test_default_demo_beats_the_bigram(tmp_path: Path) -> None:
     report = json.loads(report_path.read_text())
     assert report["held_out_loss"]["end"] < 2.49
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["bigram"]
-    assert report["lost_microbatches"] == 0
+    assert report["lost_microbatches"] <= MICROBATCHES
     assert report["lost_contributions"] == 1

@@ -55,6 +55,7 @@ from tests.swarm.core.round.round_world import (
     cached_verify,
     contribution,
     facts_of,
+    reduced_part,
     round_of,
 )
 
@@ -435,3 +436,56 @@ def test_a_leader_that_calls_to_later_views_of_its_own_and_is_silent_is_given_up
     led_by = {member.finished.roster.leader for member in honest if member.finished}
     assert led_by
     assert liar.peer_id not in led_by
+
+
+def test_nobody_turns_from_a_roster_before_its_reducers_could_say_who_is_silent() -> None:
+    """A view that ends sooner begins their waits anew, and one follows the other for ever."""
+    facts, (leader, _, third, fourth) = facts_and_rounds(4)
+    silence_s = 20 * PHASE_S
+    for one in (third, fourth):
+        one.waits = replace(one.waits, silence_s=silence_s)
+        one.contributed(contribution(one.me), now=0.0)
+        one.on_roster(leader.me, roster_of(facts), now=1.0)
+        assert one._patience.due == 1.0 + silence_s + 2 * PHASE_S
+    again = roster_of(facts, revision=1)
+    third.on_roster(leader.me, again, now=10.0)
+    assert third._patience.due == 1.0 + silence_s + 2 * PHASE_S, "a later roster of the view buys no time"
+    everyone = tuple(made.peer_id for made in again.contributions)
+    for part, reducer in enumerate(roster_of(facts).reducers):
+        if reducer == fourth.me:
+            for peer in everyone:
+                fourth.on_part(peer, part)
+            fourth.aggregated(reduced_part(part, everyone), now=2.0)
+        else:
+            fourth.on_reduced(reducer, reduced_part(part, everyone), now=2.0)
+    assert fourth._patience.due == 2.0 + TURN_S, "nothing is awaited but the leader"
+
+
+def test_who_has_turned_brings_its_parts_to_those_who_have_not() -> None:
+    """Otherwise a quorum that stays with a slow leader would leave out a member that is merely ahead of it."""
+    facts, (leader, second, third, fourth) = facts_and_rounds(4)
+    third.on_close(leader.me, 0, Proof(), now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    assert has(third.tick(now=third.deadline or 0.0), SendTurned)
+    assert (third.view, third.leader) == (1, second.me)
+    due = third._patience.due
+    roster = roster_of(facts)
+    out = third.on_roster(leader.me, roster, now=5.0)
+    wanted = {(reducer, part) for part, reducer in enumerate(roster.reducers) if reducer != third.me}
+    assert wanted
+    assert {(one.to, one.part) for one in out if isinstance(one, SendPart)} == wanted
+    assert (third.view, third._patience.due) == (1, due), "it has turned, and waits for its own leader as before"
+    everyone = tuple(made.peer_id for made in roster.contributions)
+    assert third.expected_digest(0, fourth.me)
+    result = result_of(facts, roster)
+    assert not has(third.on_ballot(leader.me, asked_result(facts, result), now=5.0), SendVote)
+    for part, reducer in enumerate(roster.reducers):
+        if reducer != third.me:
+            third.on_reduced(reducer, reduced_part(part, everyone), now=5.0)
+    assert not has(third.on_roster(leader.me, roster, now=5.0), SendPart), "once"
+    later = roster_of(facts, view=1)
+    third.on_roster(second.me, later, now=5.0)
+    assert third.roster == later
+    assert not has(third.on_roster(leader.me, roster_of(facts, revision=1), now=5.0), SendPart), (
+        "it follows a later one"
+    )
