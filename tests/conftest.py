@@ -20,8 +20,11 @@ from tests import ROOT
 from tests.swarm.local.warm_python import WarmPython
 
 if TYPE_CHECKING:  # whoever deals out the tests runs none, and need not load what they do
+    from xdist.workermanage import WorkerController
+
     from tests.process_swarm import Zygote
 
+DRAW_SEED = "draw_seed"
 PROCESSES = "processes"
 WARM = pytest.StashKey[WarmPython]()
 NICE = 10
@@ -62,12 +65,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The seed is chosen before workers are started: they are given it. They are forks of one process."""
+    """Workers draw what is drawn here. They are forks of one process."""
     if config.option.draw_seed is None:
-        config.option.draw_seed = secrets.randbelow(10**6)
+        given = getattr(config, "workerinput", {})
+        config.option.draw_seed = given.get(DRAW_SEED, secrets.randbelow(10**6))
     if config.option.dist != "no" and sys.platform == "linux":
         config.stash[WARM] = WarmPython()
         config.option.tx = [f"popen//python={config.stash[WARM].command}"] * len(config.option.tx)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: "WorkerController") -> None:
+    node.workerinput[DRAW_SEED] = node.config.option.draw_seed
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
