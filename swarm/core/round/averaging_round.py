@@ -74,6 +74,8 @@ __all__ = [
 ]
 
 
+MOST_REVISIONS = 8
+"""So often a leader may give parts of its roster to others, leaving out nobody, and be waited for anew each time."""
 MOST_OWN_TURNS = 3
 """So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers."""
 
@@ -113,6 +115,7 @@ class AveragingRound:
     _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
     _voter: RoundVoter = field(init=False)
     _reduction: RoundReduction = field(init=False)
@@ -564,10 +567,15 @@ class AveragingRound:
 
     def _follow(self, roster: Roster, now: float) -> Instructions:
         self._closing = True
-        if self.roster is None or self.roster.view != roster.view:
+        held = self.roster
+        if held is None or held.view != roster.view:
+            self._num_revisions = 0
             self._patience.follow(self.waits.silence_s, now=now)
+        elif len(roster.left_out) <= len(held.left_out):
+            self._num_revisions += 1
         out = self._serve(roster, now)
-        self._wait_for_leader(now)
+        if self._num_revisions <= MOST_REVISIONS:
+            self._wait_for_leader(now)
         return out + self._lead.conclude(now)
 
     def _serve(self, roster: Roster, now: float) -> Instructions:

@@ -9,6 +9,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
     MOST_OWN_TURNS,
+    MOST_REVISIONS,
     AggregatePart,
     AskPromise,
     FetchPart,
@@ -489,3 +490,19 @@ def test_who_has_turned_brings_its_parts_to_those_who_have_not() -> None:
     assert not has(third.on_roster(leader.me, roster_of(facts, revision=1), now=5.0), SendPart), (
         "it follows a later one"
     )
+
+
+def test_a_leader_that_revises_its_roster_again_and_again_is_given_up() -> None:
+    facts, (leader, second, third, _) = facts_and_rounds(4)
+    third.contributed(contribution(third.me), now=0.0)
+    revision, now = 0, 0.0
+    while third.leader == leader.me:
+        reducer = (leader, second)[revision % 2].me
+        roster = roster_of(facts, revision=revision, reducers=(reducer,) * facts.num_parts)
+        third.on_roster(leader.me, roster, now=now)
+        assert third.roster == roster, "it is followed all the same"
+        revision += 1
+        for _ in range(3):
+            now += PHASE_S
+            third.tick(now=now)
+    assert MOST_REVISIONS < revision <= MOST_REVISIONS + 3
