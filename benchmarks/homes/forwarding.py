@@ -1,6 +1,6 @@
-"""A home router that forwards ports to who asks for it (NAT-PMP): a program in the router's namespace.
+"""A home router that forwards ports to who asks for it, by NAT-PMP or by UPnP: a program in the router's namespace.
 
-    python -m benchmarks.homes.forwarding NAMESPACE INSIDE OUTSIDE
+    python -m benchmarks.homes.forwarding NAMESPACE nat-pmp|upnp INSIDE OUTSIDE
 
 It listens at the router's inner address, and forwards by carrying bytes itself. It ends with its standard input.
 """
@@ -8,23 +8,61 @@ It listens at the router's inner address, and forwards by carrying bytes itself.
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import struct
 import sys
+from dataclasses import dataclass
 from typing import cast
+from xml.sax.saxutils import escape
+
+from aiohttp import web
 
 from benchmarks.homes.namespaces import enter
-from swarm.network.port_mapping import ROUTER_PORT
+from swarm.network.router.nat_pmp import ROUTER_PORT
 
 MOST_PORTS = 64
+SEARCHES = ("239.255.255.250", 1900)
+SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
+DEVICES = [
+    f"urn:schemas-upnp-org:device:{name}:1" for name in ("InternetGatewayDevice", "WANDevice", "WANConnectionDevice")
+]
+Inner = tuple[str, int]
+"""Address and port of a machine in the home."""
 
 
-class Forwarding(asyncio.DatagramProtocol):
-    """The router's side of RFC 6886, of TCP alone."""
+class Ports:
+    """What the router forwards."""
 
     def __init__(self, outside: str) -> None:
-        self._outside = outside
-        self._servers: dict[tuple[str, int], asyncio.Server] = {}
+        self.outside = outside
+        self._servers: dict[int, tuple[Inner, asyncio.Server]] = {}
+
+    @property
+    def listed(self) -> list[tuple[int, Inner]]:
+        """Outer ports and where they lead."""
+        return [(outer, to) for outer, (to, _) in self._servers.items()]
+
+    async def forward(self, to: Inner, wanted: int) -> int:
+        """The outer port, any if 0 is wanted; 0 if there is none."""
+        if len(self._servers) < MOST_PORTS:
+            with contextlib.suppress(OSError):
+                server = await asyncio.start_server(lambda *ends: carry(to, *ends), self.outside, wanted)
+                outer = int(server.sockets[0].getsockname()[1])
+                self._servers[outer] = (to, server)
+                return outer
+        return 0
+
+    def forget(self, outer: int) -> None:
+        if outer in self._servers:
+            self._servers.pop(outer)[1].close()
+
+
+class NatPmpRouter(asyncio.DatagramProtocol):
+    """The router's side of RFC 6886, of TCP alone."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
         self._working: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,33 +75,114 @@ class Forwarding(asyncio.DatagramProtocol):
 
     async def _answer(self, data: bytes, addr: tuple[str, int]) -> None:
         if data == b"\0\0":
-            self._transport.sendto(struct.pack(">BBHI4s", 0, 128, 0, 0, socket.inet_aton(self._outside)), addr)
+            outside = socket.inet_aton(self._ports.outside)
+            self._transport.sendto(struct.pack(">BBHI4s", 0, 128, 0, 0, outside), addr)
         elif len(data) == 12 and data[:2] == b"\0\2":
             _, inner, wanted, seconds = struct.unpack(">HHHI", data[2:])
-            outer = await self._forward((addr[0], inner), wanted) if seconds else self._forget((addr[0], inner))
-            result = 0 if outer or not seconds else 4
-            self._transport.sendto(struct.pack(">BBHIHHI", 0, 130, result, 0, inner, outer, seconds), addr)
-
-    async def _forward(self, to: tuple[str, int], wanted: int) -> int:
-        """The outer port; 0 if there is none."""
-        server = self._servers.get(to)
-        for port in (wanted, 0):
-            if server is None and len(self._servers) < MOST_PORTS:
-                with contextlib.suppress(OSError):
-                    server = await asyncio.start_server(lambda *ends: carry(to, *ends), self._outside, port)
-        if server is None:
-            return 0
-        self._servers[to] = server
-        return int(server.sockets[0].getsockname()[1])
-
-    def _forget(self, to: tuple[str, int]) -> int:
-        server = self._servers.pop(to, None)
-        if server is not None:
-            server.close()
-        return 0
+            to = (addr[0], inner)
+            held = next((outer for outer, beyond in self._ports.listed if beyond == to), 0)
+            if seconds:
+                held = held or await self._ports.forward(to, wanted) or await self._ports.forward(to, 0)
+            else:
+                self._ports.forget(held)
+            result = 0 if held or not seconds else 4
+            self._transport.sendto(struct.pack(">BBHIHHI", 0, 130, result, 0, inner, held, seconds), addr)
 
 
-async def carry(to: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@dataclass
+class UpnpRouter(asyncio.DatagramProtocol):
+    """The router's side of UPnP's Internet Gateway Device: searches answered, its description, four actions."""
+
+    inside: str
+    ports: Ports
+    leases: bool = True
+    """Whether it forwards for a time; else until it is told to end alone."""
+    port: int = 0
+
+    async def serve(self) -> contextlib.AsyncExitStack:
+        """Until what is returned is closed."""
+        app = web.Application()
+        app.router.add_get("/igd.xml", self._describe)
+        app.router.add_post("/control", self._act)
+        stack, runner = contextlib.AsyncExitStack(), web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, self.inside, 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        searched = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        searched.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        searched.bind(SEARCHES)
+        group = socket.inet_aton(SEARCHES[0]) + socket.inet_aton(self.inside)
+        searched.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, sock=searched)
+        stack.callback(transport.close)
+        return stack
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if data.startswith(b"M-SEARCH") and DEVICES[0].encode() in data:
+            lines = ["HTTP/1.1 200 OK", f"LOCATION: http://{self.inside}:{self.port}/igd.xml", f"ST: {DEVICES[0]}"]
+            self._transport.sendto("\r\n".join([*lines, f"USN: uuid:1::{DEVICES[0]}", "", ""]).encode(), addr)
+
+    async def _describe(self, _: web.Request) -> web.Response:
+        service = f"<serviceType>{SERVICE}</serviceType><controlURL>/control</controlURL>"
+        within = f"<serviceList><service>{service}<eventSubURL/><SCPDURL>/x.xml</SCPDURL></service></serviceList>"
+        made = ""
+        for device in reversed(DEVICES):
+            made = f"<device><deviceType>{device}</deviceType>{within}</device>"
+            within = f"<deviceList>{made}</deviceList>"
+        return _xml(f'<root xmlns="urn:schemas-upnp-org:device-1-0">{made}</root>')
+
+    async def _act(self, request: web.Request) -> web.Response:
+        action, said = request.headers["SOAPAction"].strip('"').rpartition("#")[2], await request.text()
+        given = dict(re.findall(r"<(New\w+)>([^<]*)</", said))
+        if action == "GetStatusInfo":
+            return _did(action, NewConnectionStatus="Connected", NewLastConnectionError="", NewUptime="9")
+        if action == "GetExternalIPAddress":
+            return _did(action, NewExternalIPAddress=self.ports.outside)
+        if action == "AddPortMapping":
+            outer, to = int(given["NewExternalPort"]), (given["NewInternalClient"], int(given["NewInternalPort"]))
+            if int(given["NewLeaseDuration"]) and not self.leases:
+                return _failed(725, "OnlyPermanentLeasesSupported")
+            if (outer, to) not in self.ports.listed and not await self.ports.forward(to, outer):
+                return _failed(718, "ConflictInMappingEntry")
+            return _did(action)
+        if action == "DeletePortMapping":
+            self.ports.forget(int(given["NewExternalPort"]))
+            return _did(action)
+        if action == "GetGenericPortMappingEntry" and int(given["NewPortMappingIndex"]) < len(self.ports.listed):
+            outer, (inside, inner) = self.ports.listed[int(given["NewPortMappingIndex"])]
+            ends = {"NewExternalPort": str(outer), "NewInternalClient": inside, "NewInternalPort": str(inner)}
+            rest = {"NewRemoteHost": "", "NewProtocol": "TCP", "NewEnabled": "1", "NewPortMappingDescription": ""}
+            return _did(action, **ends, **rest, NewLeaseDuration="0")
+        return _failed(713, "SpecifiedArrayIndexInvalid")
+
+
+def _did(action: str, **out: str) -> web.Response:
+    told = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in out.items())
+    return _xml(_soap(f'<u:{action}Response xmlns:u="{SERVICE}">{told}</u:{action}Response>'))
+
+
+def _failed(code: int, why: str) -> web.Response:
+    what = f"<errorCode>{code}</errorCode><errorDescription>{why}</errorDescription>"
+    error = f'<UPnPError xmlns="urn:schemas-upnp-org:control-1-0">{what}</UPnPError>'
+    fault = f"<faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail>{error}</detail>"
+    fault = f"<s:Fault>{fault}</s:Fault>"
+    return _xml(_soap(fault), status=500)
+
+
+def _soap(body: str) -> str:
+    return f'<s:Envelope xmlns:s="http://schemas.xmlsoap.org/soap/envelope/"><s:Body>{body}</s:Body></s:Envelope>'
+
+
+def _xml(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(text=f'<?xml version="1.0"?>{text}', content_type="text/xml", status=status)
+
+
+async def carry(to: Inner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Both ways between a connection that came and another that it makes, to their ends."""
     with contextlib.suppress(OSError):
         within, beyond = await asyncio.open_connection(*to)
@@ -79,9 +198,12 @@ async def _one_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.write_eof()
 
 
-async def _main(inside: str, outside: str) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(lambda: Forwarding(outside), local_addr=(inside, ROUTER_PORT))
+async def _main(protocol: str, inside: str, outside: str) -> None:
+    loop, ports = asyncio.get_running_loop(), Ports(outside)
+    if protocol == "upnp":
+        await UpnpRouter(inside, ports).serve()
+    else:
+        await loop.create_datagram_endpoint(lambda: NatPmpRouter(ports), local_addr=(inside, ROUTER_PORT))
     print(json.dumps({"forwards": outside}), flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -121,17 +121,17 @@ class Namespaces:
         subnet: str = SUBNET,
         hidden: Sequence[str] = (),
         routed: Sequence[str] = (),
-        forwarding: Sequence[str] = (),
+        forwarding: Mapping[str, str] | None = None,
     ) -> None:
         """Without the bridge each has its loopback device alone. Each of `hidden` is behind a router of its own, and
         each of `routed` will be (`emulated.routing`). Of the hidden ones the routers of `forwarding` forward ports when
-        they are asked to."""
+        they are asked to, by the protocol it names."""
         self._members = tuple(members)
         self._subnet = subnet
         self._hidden = frozenset(hidden)
         self._routed = frozenset(routed)
-        self._forwarding = frozenset(forwarding)
-        assert self._forwarding <= self._hidden
+        self._forwarding = dict(forwarding or {})
+        assert self._forwarding.keys() <= self._hidden
         self._programs = contextlib.ExitStack()
         self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
@@ -161,8 +161,8 @@ class Namespaces:
             ip("link", "set", port, "master", "whole", "up", namespace=self._hub)
             ip("address", "add", f"{self.outside(member)}/24", "dev", "eth0", namespace=outside)
             ip("link", "set", "eth0", "up", namespace=outside)
-        for member in self._forwarding:
-            self._begin_forwarding(member)
+        for member, protocol in self._forwarding.items():
+            self._begin_forwarding(member, protocol)
 
     def _home(self, member: str) -> str:
         """The namespace of a router, with the member behind it."""
@@ -178,9 +178,9 @@ class Namespaces:
             thread.submit(_become_router, router, member in self._forwarding).result()
         return router
 
-    def _begin_forwarding(self, member: str) -> None:
-        router = self.namespace(member) + "-router"
-        command = [sys.executable, "-m", "benchmarks.homes.forwarding", router, f"{_HOME}.1", self.outside(member)]
+    def _begin_forwarding(self, member: str, protocol: str) -> None:
+        at = [self.namespace(member) + "-router", protocol, f"{_HOME}.1", self.outside(member)]
+        command = [sys.executable, "-m", "benchmarks.homes.forwarding", *at]
         self._programs.enter_context(talking(command, f"the router of {member}")).hear()
 
     def __exit__(

@@ -23,7 +23,8 @@ from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
 from swarm.network.p2pd.p2p import P2PTransport
 from swarm.network.p2pd.relay_place import RelayPlace
-from swarm.network.port_mapping import Forwarded, PortMapper
+from swarm.network.router.forwarded import Forwarded
+from swarm.network.router.port_mapper import PortMapper
 from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)

@@ -165,7 +165,7 @@ class Examination:
     async def _reach_of_others(self, transport: Any) -> Finding:
         from peer.directory.reachability import through_router
         from swarm.host_protocol import RELAY, RelayOffer
-        from swarm.network.port_mapping import PortMapper
+        from swarm.network.router.port_mapper import PortMapper
         from swarm.network.transport import Message
 
         host, word = _host(self.addresses), ""

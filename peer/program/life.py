@@ -28,7 +28,7 @@ from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.records import addresses_in
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
-from swarm.network.port_mapping import PortMapper
+from swarm.network.router.port_mapper import PortMapper
 
 log = logging.getLogger(__name__)
 

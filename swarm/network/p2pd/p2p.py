@@ -39,10 +39,10 @@ from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStream
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
-from swarm.network.port_mapping import Forwarded
 from swarm.network.punch.onlooker import ONLOOKER, Onlooker
 from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
 from swarm.network.punch.seen import Judge
+from swarm.network.router.forwarded import Forwarded
 from swarm.network.service import Services, decode_error
 from swarm.network.transport import Handler, Message, Way
 from swarm.release import PROTOCOL

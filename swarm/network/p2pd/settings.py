@@ -57,7 +57,7 @@ def p2pd_arguments(settings: P2PSettings) -> list[str]:
         "-noise=1",
         "-tls=1",
         "-b=0",  # dialling seeds is ours to do and to repeat: a start must not depend on them
-        "-natPortMap=0",  # it would tell nobody which, and not of direct streams' (`swarm.network.port_mapping`)
+        "-natPortMap=0",  # it would tell nobody which, and not of direct streams' (`swarm.network.router`)
         "-relay=0",  # carries nothing for strangers; places at relays are taken all the same (`relay_place`)
         "-relayService=0",
     ]

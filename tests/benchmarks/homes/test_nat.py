@@ -17,6 +17,7 @@ from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
+PROTOCOLS = ["nat-pmp", "upnp"]
 COUNTED_S = 180.0
 OUTAGE_S = 45.0
 """After 30 s without an answer p2pd gives a connection up."""
@@ -28,7 +29,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Namespaces]:
     if reason is not None:
         pytest.skip(reason)
     members, hidden, *forwarding = request.param
-    with Namespaces(members, subnet=PUBLIC_SUBNET, hidden=hidden, forwarding=forwarding) as made:
+    with Namespaces(members, subnet=PUBLIC_SUBNET, hidden=hidden, forwarding=dict(forwarding)) as made:
         yield made
 
 
@@ -154,7 +155,7 @@ def test_a_relay_carries_no_more_than_its_budget_and_says_so(
     assert zygote.leftovers() == []
 
 
-@pytest.mark.parametrize("network", [(*HIDDEN, "p0a")], indirect=True)
+@pytest.mark.parametrize("network", [(*HIDDEN, ("p0a", each)) for each in PROTOCOLS], ids=PROTOCOLS, indirect=True)
 def test_a_peer_whose_router_forwards_what_it_asks_for_is_dialled_by_one_behind_another(
     zygote: Zygote, tmp_path: Path, network: Namespaces
 ) -> None:
@@ -168,4 +169,5 @@ def test_a_peer_whose_router_forwards_what_it_asks_for_is_dialled_by_one_behind_
         assert f"/ip4/{network.outside('p0a')}/tcp/" in told["addresses"][0]
         other = wait_until(zygote, tmp_path / "p1a", reach="outbound only", microbatches=1, timeout_s=COUNTED_S)
         assert "the router does not answer" in other["reach"]["why"]
+        assert "no router forwards a port" in other["reach"]["why"]
     assert zygote.leftovers() == []

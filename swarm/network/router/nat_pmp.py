@@ -1,21 +1,15 @@
-"""Ports that a home's router is asked to forward to this machine (NAT-PMP, RFC 6886).
-
-A router that does so answers within a moment; most others say nothing. What it gives ends by itself.
-"""
+"""A router that forwards ports by NAT-PMP (RFC 6886): it answers within a moment, most others say nothing."""
 
 import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.core.errors import TransientError
+from swarm.network.router.forwarded import LIFETIME_S, Forwarded
 
-LIFETIME_S = 1800
-"""Asked for; a router may give less."""
 TRIES_S = (0.25, 0.5, 1.0)
 """An answer is waited for so long, and then asked for again (RFC 6886, 3.1, which goes on for a minute)."""
 ROUTER_PORT = 5351
@@ -30,25 +24,6 @@ _REFUSALS = {
 }
 
 
-@dataclass(frozen=True)
-class Forwarded:
-    """What a router forwards."""
-
-    outside: str
-    """Its own address, towards the Internet or the next router."""
-    inside: str
-    """This machine's, as the router sees it."""
-    ports: Mapping[int, int]
-    """The router's, by this machine's."""
-    lifetime_s: int
-
-    def is_beside(self, host: str | None) -> bool:
-        """Whether an address is one of the same home, from which the router's own ports lead nowhere."""
-        if host is None or ":" in host:
-            return False
-        return ip_address(host) in ip_network(f"{self.inside}/24", strict=False)
-
-
 def gateway() -> str | None:
     """The router of the default route of IPv4; None where there is none, or the system does not tell."""
     with contextlib.suppress(OSError):
@@ -59,23 +34,14 @@ def gateway() -> str | None:
     return None
 
 
-class PortMapper:
-    """One router, asked again and again as what it gave comes to its end."""
+class NatPmp:
+    """One router, by its address."""
 
     def __init__(self, router: str, *, port: int = ROUTER_PORT) -> None:
         self._router = (router, port)
 
-    @classmethod
-    def of_this_home(cls) -> "PortMapper | None":
-        """Of the default route's router, if one is known."""
-        router = gateway()
-        return cls(router) if router is not None else None
-
     async def ask(self, ports: Sequence[int]) -> Forwarded:
-        """Have these TCP ports of this machine forwarded, each by its own number if that is free.
-
-        Raises TransientError if the router does not, with its reason.
-        """
+        """Raises TransientError if the router does not forward them, with its reason."""
         async with _Asking(self._router) as asking:
             (address,) = struct.unpack("4s", await asking.answer(struct.pack(">BB", _VERSION, _ADDRESS), 12))
             given: dict[int, int] = {}
@@ -89,7 +55,7 @@ class PortMapper:
             return Forwarded(socket.inet_ntoa(address), asking.inside, given, lifetime_s)
 
     async def end(self, ports: Sequence[int]) -> None:
-        """They need be forwarded no longer; not waited for: it ends by itself."""
+        """Not waited for: it ends by itself."""
         with contextlib.suppress(OSError):
             async with _Asking(self._router) as asking:
                 for port in ports:

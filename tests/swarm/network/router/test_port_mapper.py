@@ -17,10 +17,12 @@ from peer.directory.reachability import Reach, Reachability
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
-from swarm.network import port_mapping
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
-from swarm.network.port_mapping import Forwarded, PortMapper, gateway
+from swarm.network.router import nat_pmp
+from swarm.network.router.forwarded import Forwarded
+from swarm.network.router.nat_pmp import NatPmp, gateway
+from swarm.network.router.port_mapper import PortMapper
 from swarm.network.transport import Message
 
 ROUTER = "127.0.0.1"
@@ -71,14 +73,14 @@ async def routing(answer: Answer) -> AsyncIterator[tuple[Router, PortMapper]]:
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(lambda: made, local_addr=(ROUTER, 0))
     try:
-        yield made, PortMapper(ROUTER, port=transport.get_extra_info("sockname")[1])
+        yield made, PortMapper([NatPmp(ROUTER, port=transport.get_extra_info("sockname")[1])])
     finally:
         transport.close()
 
 
 @pytest.fixture(autouse=True)
 def _is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_mapping, "TRIES_S", (0.1, 0.1))
+    monkeypatch.setattr(nat_pmp, "TRIES_S", (0.1, 0.1))
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
 
 
@@ -136,7 +138,7 @@ def test_who_is_in_the_same_home_dials_the_port_itself() -> None:
 
 def test_the_default_route_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     routes = tmp_path / "route"
-    monkeypatch.setattr(port_mapping, "_ROUTES", routes)
+    monkeypatch.setattr(nat_pmp, "_ROUTES", routes)
     assert gateway() is None
     head = "Iface\tDestination\tGateway\tFlags\n"
     routes.write_text(f"{head}eth0\t0001A8C0\t00000000\t0001\ntun0\t00000000\t00000000\t0001\n")

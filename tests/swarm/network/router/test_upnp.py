@@ -1,0 +1,150 @@
+"""A router that speaks UPnP forwards ports, whatever it is like, and what it may answer instead."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from benchmarks.homes.forwarding import Inner, Ports, UpnpRouter
+from swarm.core.errors import TransientError
+from swarm.network.router import upnp
+from swarm.network.router.forwarded import LIFETIME_S, Forwarded
+from swarm.network.router.port_mapper import PortMapper
+from swarm.network.router.upnp import Upnp
+
+HOME, OUTSIDE = "127.0.0.1", "127.0.0.2"
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server((OUTSIDE, 0)) for _ in range(count)]
+    try:
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+@asynccontextmanager
+async def routing(router: UpnpRouter) -> AsyncIterator[Upnp]:
+    async with await router.serve():
+        yield Upnp(HOME)
+
+
+@pytest.mark.parametrize("leases", [True, False], ids=["for a time", "until it is told to end"])
+def test_ports_are_forwarded_and_given_back(leases: bool) -> None:
+    async def main() -> None:
+        router = UpnpRouter(HOME, Ports(OUTSIDE), leases=leases)
+        one, other, strangers = free_ports(3)
+        async with routing(router) as way:
+            stranger: Inner = (OUTSIDE, 4001)
+            await router.ports.forward(stranger, strangers)
+            found = await way.ask([one, other])
+            assert found == Forwarded(OUTSIDE, HOME, {one: one, other: other}, LIFETIME_S)
+            assert await way.ask([one, other]) == found, "asked again before it ends"
+            assert router.ports.listed == [(strangers, stranger), (one, (HOME, one)), (other, (HOME, other))]
+            await way.end([one, other])
+            assert router.ports.listed == [(strangers, stranger)]
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_taken_is_forwarded_from_another() -> None:
+    async def main() -> None:
+        router = UpnpRouter(HOME, Ports(OUTSIDE))
+        (port,) = free_ports(1)
+        async with routing(router) as way:
+            await router.ports.forward(("127.0.0.3", port), port)
+            found = await way.ask([port])
+            assert found.ports[port] != port
+            assert (found.ports[port], (HOME, port)) in router.ports.listed
+
+    asyncio.run(main())
+
+
+class Silent(UpnpRouter):
+    """Is found, and says no more."""
+
+    async def _act(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(60.0)
+        raise AssertionError
+
+
+class Odd(UpnpRouter):
+    """Has no address."""
+
+    async def _act(self, request: web.Request) -> web.Response:
+        self.ports.outside = "a&lt;b"
+        return await super()._act(request)
+
+
+class Full(UpnpRouter):
+    """Has no port left."""
+
+    async def _act(self, request: web.Request) -> web.Response:
+        self.ports.forward = _no_port  # type: ignore[method-assign]
+        return await super()._act(request)
+
+
+async def _no_port(to: Inner, wanted: int) -> int:
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Silent, "within 3 s"), (Odd, "means nothing|forwards a port"), (Full, "Conflict")]
+)
+def test_a_router_that_forwards_nothing_is_said(
+    kind: type[UpnpRouter], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upnp, "WITHIN_S", 3.0)
+
+    async def main() -> None:
+        async with routing(kind(HOME, Ports(OUTSIDE))) as way:
+            began = time.monotonic()
+            with pytest.raises(TransientError, match=said):
+                await way.ask(free_ports(1))
+            assert time.monotonic() - began < 10.0
+
+    asyncio.run(main())
+
+
+def test_where_nobody_speaks_it_that_is_said_soon() -> None:
+    async def main() -> None:
+        with pytest.raises(TransientError, match="no router forwards a port"):
+            await Upnp(HOME).ask([4001])
+        await Upnp(HOME).end([4001])
+
+    asyncio.run(main())
+
+
+class Dumb:
+    """A protocol that the router does not speak."""
+
+    asked = 0
+
+    async def ask(self, ports: Sequence[int]) -> Forwarded:
+        self.asked += 1
+        raise TransientError("it says nothing")
+
+    async def end(self, ports: Sequence[int]) -> None:
+        raise AssertionError("it forwards nothing")
+
+
+def test_what_the_router_speaks_is_tried_and_remembered() -> None:
+    async def main() -> None:
+        router, dumb = UpnpRouter(HOME, Ports(OUTSIDE)), Dumb()
+        (port,) = free_ports(1)
+        async with routing(router) as way:
+            mapper = PortMapper([dumb, way])
+            for _ in range(2):
+                assert (await mapper.ask([port])).ports == {port: port}
+            assert dumb.asked == 1
+            await mapper.end([port])
+            assert not router.ports.listed
+        with pytest.raises(TransientError, match=r"UPnP.*; it says nothing"):
+            await mapper.ask([port])
+
+    asyncio.run(main())
