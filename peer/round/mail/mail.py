@@ -71,6 +71,7 @@ class RoundMail:
                 log.info("%s, %d bytes: %s", what, num_bytes, error)
                 may_be_there = bool(bodies)
                 if not await self._presence.is_gone(peer):
+                    await asyncio.sleep(RESEND_S)  # a call may fail at once, again and again
                     continue
                 self._presence.unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this

@@ -1,6 +1,7 @@
 """Messages of several parts, taken apart: whatever is wrong with one, the others are heard."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.mail.fragments import MOST_BEGUN, Fragment, Fragments
-from peer.round.mail.mail import RoundMail
+from peer.round.mail.mail import RESEND_S, RoundMail
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
@@ -588,6 +589,27 @@ def test_bytes_that_came_are_not_sent_again(status: str, kinds: list[str]) -> No
     assert asyncio.run(sent(transport)) == len(BODY)
     assert transport.kinds == kinds
     assert transport.carried == kinds.count("parts") * len(BODY)
+
+
+def test_a_call_that_fails_at_once_is_not_made_again_and_again_in_the_same_moment() -> None:
+    class Barred(Forgetful):
+        calls = 0
+
+        async def call(
+            self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+        ) -> Message:
+            self.calls += 1
+            raise UnreachableError("it is not known here to be past its probation")
+
+    transport = Barred("lacked")
+
+    async def main() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3.5 * RESEND_S):
+                await sent(transport)
+
+    asyncio.run(main())
+    assert transport.calls == 4
 
 
 def test_the_last_fragment_of_a_part_that_was_not_taken_is_wanted_again() -> None:
