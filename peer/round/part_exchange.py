@@ -21,7 +21,7 @@ from peer.round.mail.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
-from peer.round.step_state import StepState
+from peer.round.step_state import PartDigest, StepState
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.stage.events import Overtaken, VersionTurned
 from peer.state.replica import Accumulation
@@ -525,7 +525,7 @@ class PartExchange:
     async def fetch(self, state: StepState, asked: act.FetchPart) -> list[Instruction]:
         """Get a part of the result from whoever holds it; what the round says to it."""
         part, wanted, holders = asked.part, asked.digest, asked.holders
-        if (part, wanted) in state.parts.fetching:
+        if (part, wanted) in state.parts.fetching or state.parts.are_caught_up_on:
             return []
         state.parts.fetching.add((part, wanted))
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
@@ -534,7 +534,7 @@ class PartExchange:
         for holder in holders:
             async with self._turns.turn() as came:
                 # Meanwhile it may have come from its reducer.
-                if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+                if self._is_fetched_no_more(state, (part, wanted)):
                     break
                 try:
                     reply = await self._context.transport.call(
@@ -550,12 +550,16 @@ class PartExchange:
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
-        if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+        if self._is_fetched_no_more(state, (part, wanted)):
             return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self._context.events.publish(Overtaken(holder))
         return []
+
+    def _is_fetched_no_more(self, state: StepState, wanted: PartDigest) -> bool:
+        parts = state.parts
+        return wanted in parts.reduced or parts.are_caught_up_on or not self._steps.is_open(state)
 
     async def _fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> Bytes | None:
         """The part that came, if it counts. Before the outcome is certified it must come with its reducer's word."""

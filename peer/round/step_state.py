@@ -39,6 +39,8 @@ class StepParts:
     but for the bytes."""
     fetching: set[PartDigest] = field(default_factory=set)
     """Parts of the result for which their holders are being asked."""
+    are_caught_up_on: bool = False
+    """Those of the result are fetched by `peer.state.catch_up`, which takes what is here, and by the round no more."""
 
     def of_result(self, result: Result) -> list[Bytes]:
         """The bytes of a certified result, all of which are here."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepParts
 from peer.stage.events import Overtaken
 from peer.state.joining_state import MOST_DONORS, JoiningState
 from peer.state.way_back import bytes_of_result_and_state
@@ -285,7 +286,16 @@ class CatchUp:
         others.sort(key=lambda peer: peer not in steps.chain.members)  # anybody can be in the directory
         largest = max(map(replica.parts().result_bytes, range(replica.num_parts)))
         donors = [donor, *others[: MOST_DONORS - 1]]
-        return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)
+        state = steps.open_step(result.roster.step)
+        held = state.parts if state is not None else StepParts()
+        # What the step's round has need not come again, nor what is on its way here.
+        keys = {(part.part, part.digest) for part in result.parts} & held.reduced.keys()
+        self._parts |= {digest: held.reduced[part, digest] for part, digest in keys}
+        held.are_caught_up_on = True
+        try:
+            return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)
+        finally:
+            held.are_caught_up_on = False
 
     async def _load_snapshot(self, donor: PeerId) -> None:
         steps = self._steps

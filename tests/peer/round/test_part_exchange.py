@@ -543,6 +543,14 @@ def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_
         scene.receive(**one)
 
 
+def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:
+    scene.state.parts.are_caught_up_on = True
+    reduced = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, ())
+    asked = act.FetchPart(0, reduced.digest, (SENDER,), reduced, ROSTER)
+    assert asyncio.run(scene.exchange.fetch(scene.state, asked)) == []
+    assert not scene.state.parts.fetching
+
+
 BODY = bytes(1000)
 
 
