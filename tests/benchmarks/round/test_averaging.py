@@ -34,7 +34,8 @@ def test_small_round_of_ours_has_the_agreed_form_and_leaves_nothing_behind(tmp_p
     assert 600_000 < cell["bytes"] < 1_200_000, "each of two peers sends half of its parts, and half of the result"
     assert set(cell["pieces"]) == {"encode", "hash", "wire", "decode"}
     busy = cell["busy_seconds"]
-    assert 0 < max(busy["compute"], busy["wire"]) <= busy["all"] <= busy["compute"] + busy["wire"] <= 2 * busy["all"]
+    # Medians of rounds, each for itself: together the two kinds need not come to as much as all.
+    assert 0 < max(busy["compute"], busy["wire"]) <= busy["all"]
     assert cell["round_to_busy"] > 1
     assert min(busy[piece] for piece in ("encode", "hash", "wire", "decode")) > 0
     assert busy["encode"] + busy["hash"] + busy["decode"] <= busy["compute"]
