@@ -341,9 +341,8 @@ class RoundReduction:
 
     # -- the result's bytes -------------------------------------------------------------------------------
 
-    def fetch_missing(self, result: Result, *, but_coming: bool = False, now: float) -> Instructions:
-        """But for what its reducer is sending: a ballot is small, and overtakes the parts on a slow link. `but_coming`:
-        nothing need have come of it yet."""
+    def fetch_missing(self, result: Result, *, but_coming: bool = False) -> Instructions:
+        """`but_coming`: not what its reducer is sending: a ballot is small, and overtakes the parts on a slow link."""
         roster = result.roster
         followed = self.roster is not None and self.roster.rank == roster.rank
         out: Instructions = []
@@ -352,8 +351,7 @@ class RoundReduction:
                 continue
             own = roster.cohort_of[self.me]
             reducer, combiner = roster.reducer_of(reduced.part, own), roster.combiner_of(reduced.part)
-            is_coming = but_coming or self.arrivals.is_moving(reducer, now=now)
-            if is_coming and followed and reducer not in self.gone:
+            if but_coming and followed and reducer not in self.gone:
                 continue
             near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)
             # Whoever seems gone is asked last: it may be back.

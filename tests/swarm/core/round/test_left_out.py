@@ -10,7 +10,6 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
     AveragingRound,
-    FetchPart,
     Instructions,
     SayMissing,
     SendBallot,
@@ -302,25 +301,3 @@ def test_bytes_keep_nobody_with_a_leader_that_alone_has_not_reduced_its_parts() 
     assert waits_until[0] > LATER_S
     assert second._patience.due is not None
     assert second._patience.due < 2 * LATER_S
-
-
-def test_what_its_reducer_is_sending_is_not_fetched_beside_it() -> None:
-    facts, (leader, second, third) = facts_and_rounds(3)
-    roster = led_roster(leader)
-    second.contributed(contribution(second.me), now=0.0)
-    second.on_roster(leader.me, roster, now=0.0)
-    asked = asked_result(facts, result_of(facts, roster))
-
-    def fetched_parts(now: float) -> set[int]:
-        return {one.part for one in second.on_ballot(leader.me, asked, now=now) if isinstance(one, FetchPart)}
-
-    def parts_of(member: AveragingRound) -> set[int]:
-        return {part for part, reducer in enumerate(roster.reducers) if reducer == member.me}
-
-    assert parts_of(leader)
-    assert parts_of(third)
-    assert not fetched_parts(now=1.0), "the ballot is small, and overtakes the parts"
-    second.moved(third.me, now=2.0)
-    assert fetched_parts(now=2.5) - parts_of(second) == parts_of(leader)
-    later = parts_of(leader) | parts_of(third)
-    assert fetched_parts(now=LATER_S) - parts_of(second) == later, "nothing more has come of it"
