@@ -80,10 +80,14 @@ class FirstState:
         continuing.serve(self.transport)
         initial: StageState | None = None
         found_nobody = has_begun = False
+        loop = asyncio.get_running_loop()
         while True:
+            asked_at = loop.time()
             fields = await self._asked(ready=found_nobody, has_begun=has_begun)
             self.say(fields.text("waits_for", max_length=MAX_WAITS_FOR))
             if not fields.optional("genesis"):
+                if found_nobody and loop.time() < asked_at + HOST_RETRY_S:
+                    await asyncio.sleep(HOST_RETRY_S)  # the host was to wait, and did not
                 initial, found_nobody = initial or await self._initial(continuing), True
                 continue
             genesis, to_version = Genesis.from_value(fields.message("genesis")), fields.integer("to_version")
