@@ -150,9 +150,12 @@ class Neighbours:
             self._misses.pop(peer, None)
             self._events.publish(PeersChanged(stage, frozenset(live)))
             while True:
+                asked_at = time.monotonic()
                 await self._transport.call(
                     peer, WATCH, Message(meta), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
                 )
+                if time.monotonic() < asked_at + LOOKUP_EVERY_S:
+                    await asyncio.sleep(LOOKUP_EVERY_S)  # the peer was to wait, and did not
         except (TransientError, RemoteError) as error:
             misses = self._misses[peer] = self._misses.get(peer, 0) + 1
             self._retry_at[peer] = time.monotonic() + min(LONGEST_RETRY_S, 2.0**misses / 2)

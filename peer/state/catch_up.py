@@ -37,6 +37,8 @@ JOIN = "join"
 """{ticket, promotion | None} -> {version}: a peer that has caught up asks to be put on the next roster of its stage.
 With that version it will be a member, or is one."""
 LONGEST_WAIT_S = 5.0
+PAUSE_S = 0.25
+"""Between two donors that have brought nothing new."""
 
 
 class StateDonor:
@@ -191,9 +193,10 @@ class CatchUp:
             donors = sorted(self._behind - {self._me}) or self._others()
             self._behind.clear()
             if not donors:
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(PAUSE_S)
                 continue
             donor = self._rng.choice(donors)
+            version, asked_at = steps.version, time.monotonic()
             try:
                 if self._is_wrong:
                     await self._load_snapshot(donor)
@@ -201,7 +204,10 @@ class CatchUp:
                     await self._advance(donor)
             except (TransientError, RemoteError, TimeoutError, LocalError) as error:
                 log.info("catching up from %s: %s", donor[-6:], error)
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(PAUSE_S)
+            else:
+                if steps.version == version and time.monotonic() < asked_at + PAUSE_S:
+                    await asyncio.sleep(PAUSE_S)  # the donor was to wait for the next result, and did not
 
     @property
     def _me(self) -> PeerId:

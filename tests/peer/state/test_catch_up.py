@@ -1,0 +1,63 @@
+"""A peer that follows its stage asks donors now and then, however soon they answer and whatever they claim."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.red_team.virtual_time import run_virtually
+from peer.state.catch_up import PAUSE_S, CatchUp
+from swarm.core.ids import PeerId
+from swarm.host_protocol import RESULTS
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from tests.swarm_in_process import identity_of
+from tests.verification.exhibits import SmallRun, small_settings
+
+ME, DONOR = identity_of(0), identity_of(1)
+FOR_S = 10.0
+MOST_QUESTIONS = FOR_S / PAUSE_S + 1
+
+
+@pytest.mark.parametrize("claims", ["nothing new", "a step that is not the next"])
+def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
+    run = SmallRun(small_settings(1), num_peers=1)
+    run.microbatch(1)
+    result = run.step(0).result
+    asked_at: list[float] = []
+
+    async def on_results(sender: PeerId, request: Message) -> Message:
+        loop = asyncio.get_running_loop()
+        asked_at.append(loop.time())
+        if len(asked_at) > 2 * MOST_QUESTIONS:
+            loop.stop()
+        is_new = claims != "nothing new"
+        meta = {"oldest": 0, "results": [result.packed] if is_new else [], "sizes": []}
+        return Message({"version": 2 if is_new else 1, **meta})
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, donor = network.transport(ME), network.transport(DONOR)
+        donor.serve(RESULTS, on_results, max_body_bytes=0)
+        steps: Any = SimpleNamespace(
+            version=1,
+            is_over=False,
+            is_member=False,
+            may_join=lambda peer: False,
+            context=SimpleNamespace(settings=run.settings),
+            chain=SimpleNamespace(members={}),
+            replica=run.replicas[0][0],
+        )
+        rounds: Any = SimpleNamespace(steps=steps)
+        nothing: Any = None
+        following = asyncio.ensure_future(
+            CatchUp(rounds, mine, lambda: {DONOR.peer_id}, nothing, lambda: None, random.Random(0)).run()
+        )
+        await asyncio.sleep(FOR_S)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert len(asked_at) <= MOST_QUESTIONS
