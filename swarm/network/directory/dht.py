@@ -24,6 +24,7 @@ from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.directory.passed_on import PassedOn
 from swarm.network.directory.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, open_record, sign_record
+from swarm.network.directory.search import SearchingNode
 from swarm.network.directory.swarm_time import swarm_time
 from swarm.network.p2pd.p2p import P2PTransport
 
@@ -74,7 +75,7 @@ class DHTDirectory:
         try:
             async with asyncio.timeout(_OPERATION_S):
                 p2p = await wrapper.replicate(Multiaddr(f"/unix{transport.daemon.control_path}"))
-                node = await DHTNode.create(
+                node = await SearchingNode.create(
                     p2p=p2p,
                     client_mode=not serves,
                     record_validator=checks,
