@@ -491,10 +491,10 @@ class _Meeting:
         ]
         hosts = {endpoints[0].host for endpoints in self._targets}
         accepts = [self._start(self._accept(port, host)) for port in self._ports for host in hosts]
-        enough = [self._start(self._came.wait())] if self._near else []
+        enough = [self._start(self._came.wait()), self._start(_all(dials))] if self._near else []
         try:
             if enough:
-                await asyncio.wait([*enough, self._start(_all(dials))], timeout=DIAL_S, return_when="FIRST_COMPLETED")
+                await asyncio.wait(enough, timeout=DIAL_S, return_when="FIRST_COMPLETED")
             else:
                 await asyncio.wait(dials, timeout=DIAL_S)
         finally:
