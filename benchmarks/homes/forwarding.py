@@ -146,9 +146,9 @@ class UpnpRouter(asyncio.DatagramProtocol):
         if action == "AddPortMapping":
             outer, to = int(given["NewExternalPort"]), (given["NewInternalClient"], int(given["NewInternalPort"]))
             if int(given["NewLeaseDuration"]) and not self.leases:
-                return _failed(725, "OnlyPermanentLeasesSupported")
+                return failed(725, "OnlyPermanentLeasesSupported")
             if (outer, to) not in self.ports.listed and not await self.ports.forward(to, outer):
-                return _failed(718, "ConflictInMappingEntry")
+                return failed(718, "ConflictInMappingEntry")
             return _did(action)
         if action == "DeletePortMapping":
             self.ports.forget(int(given["NewExternalPort"]))
@@ -158,7 +158,7 @@ class UpnpRouter(asyncio.DatagramProtocol):
             ends = {"NewExternalPort": str(outer), "NewInternalClient": inside, "NewInternalPort": str(inner)}
             rest = {"NewRemoteHost": "", "NewProtocol": "TCP", "NewEnabled": "1", "NewPortMappingDescription": ""}
             return _did(action, **ends, **rest, NewLeaseDuration="0")
-        return _failed(713, "SpecifiedArrayIndexInvalid")
+        return failed(713, "SpecifiedArrayIndexInvalid")
 
 
 def _did(action: str, **out: str) -> web.Response:
@@ -166,7 +166,8 @@ def _did(action: str, **out: str) -> web.Response:
     return _xml(_soap(f'<u:{action}Response xmlns:u="{SERVICE}">{told}</u:{action}Response>'))
 
 
-def _failed(code: int, why: str) -> web.Response:
+def failed(code: int, why: str) -> web.Response:
+    """The error of UPnP by that number."""
     what = f"<errorCode>{code}</errorCode><errorDescription>{why}</errorDescription>"
     error = f'<UPnPError xmlns="urn:schemas-upnp-org:control-1-0">{what}</UPnPError>'
     fault = f"<faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail>{error}</detail>"

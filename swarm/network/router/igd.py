@@ -21,28 +21,51 @@ SEARCH_MS = 1200
 OTHER_PORTS = 4
 """Tried where a port's own number is taken."""
 NAME = "homeswarm"
+FOR_GOOD_ALONE = "OnlyPermanentLeasesSupported"
+"""The library's words for the router's error 725."""
 MAX_WHY = 160
 
 
 def ask(igd: miniupnpc.UPnP, ports: list[int]) -> dict[str, object]:
-    """Raises Exception, the library's own, with the router's reason."""
+    """All of the ports or none: what is forwarded before one is refused is ended again.
+
+    Raises Exception, the library's own, with the router's reason.
+    """
     outside, inside = igd.externalipaddress(), igd.lanaddr
-    return {"outside": outside, "inside": inside, "ports": {port: _forward(igd, inside, port) for port in ports}}
+    given: dict[int, int] = {}
+    try:
+        for port in ports:
+            given[port] = _forward(igd, inside, port)
+    except Exception:
+        for outer in given.values():
+            with suppress(Exception):  # why it forwards nothing says more
+                igd.deleteportmapping(outer, "TCP")
+        raise
+    return {"outside": outside, "inside": inside, "ports": given}
 
 
 def _forward(igd: miniupnpc.UPnP, inside: str, port: int) -> int:
     """The router's port."""
     why: Exception | None = None
     for outer in (port, *(random.randrange(20_000, 60_000) for _ in range(OTHER_PORTS))):
-        for lifetime_s in (LIFETIME_S, 0):  # many older ones forward only until they are told to end
-            try:
-                igd.addportmapping(outer, "TCP", inside, port, NAME, "", lifetime_s)
-            except Exception as error:  # noqa: BLE001 - the library has no class of its own
-                why = error
-            else:
-                return outer
+        try:
+            _add(igd, outer, inside, port)
+        except Exception as error:  # noqa: BLE001 - the library has no class of its own
+            why = error
+        else:
+            return outer
     assert why is not None
     raise why
+
+
+def _add(igd: miniupnpc.UPnP, outer: int, inside: str, port: int) -> None:
+    """For a time; for good where the router says that it knows nothing else, as many older ones do."""
+    try:
+        igd.addportmapping(outer, "TCP", inside, port, NAME, "", LIFETIME_S)
+    except Exception as error:
+        if str(error) != FOR_GOOD_ALONE:
+            raise
+        igd.addportmapping(outer, "TCP", inside, port, NAME, "", 0)
 
 
 def end(igd: miniupnpc.UPnP, ports: list[int]) -> dict[str, object]:

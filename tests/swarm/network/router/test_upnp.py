@@ -1,6 +1,7 @@
 """A router that speaks UPnP forwards ports, whatever it is like, and what it may answer instead."""
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -9,14 +10,16 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from benchmarks.homes.forwarding import Inner, Ports, UpnpRouter
+from benchmarks.homes.forwarding import Inner, Ports, UpnpRouter, failed
 from swarm.core.errors import TransientError
 from swarm.network.router import upnp
 from swarm.network.router.forwarded import LIFETIME_S, Forwarded
+from swarm.network.router.igd import OTHER_PORTS
 from swarm.network.router.port_mapper import PortMapper
 from swarm.network.router.upnp import Upnp
 
 HOME, OUTSIDE = "127.0.0.1", "127.0.0.2"
+INNER_AND_LEASE = ("NewInternalPort", "NewLeaseDuration")
 
 
 def free_ports(count: int) -> list[int]:
@@ -61,6 +64,54 @@ def test_a_port_that_is_taken_is_forwarded_from_another() -> None:
             found = await way.ask([port])
             assert found.ports[port] != port
             assert (found.ports[port], (HOME, port)) in router.ports.listed
+
+    asyncio.run(main())
+
+
+class Asked(UpnpRouter):
+    """Counts what it is asked to forward, and refuses some of it."""
+
+    def __init__(self, *refused: int, leases: bool = True) -> None:
+        """`refused`: inner ports."""
+        super().__init__(HOME, Ports(OUTSIDE), leases=leases)
+        self._refused = refused
+        self.leases_asked: list[int] = []
+
+    async def _act(self, request: web.Request) -> web.Response:
+        said = await request.text()
+        if "AddPortMapping" in request.headers["SOAPAction"]:
+            inner, lease = (int(re.findall(f"<{name}>(\\d+)<", said)[0]) for name in INNER_AND_LEASE)
+            self.leases_asked.append(lease)
+            if inner in self._refused:
+                return failed(718, "ConflictInMappingEntry")
+        return await super()._act(request)
+
+
+@pytest.mark.parametrize("leases", [True, False], ids=["for a time", "until it is told to end"])
+def test_a_port_is_not_left_forwarded_where_another_is_refused(leases: bool) -> None:
+    async def main() -> None:
+        one, other = free_ports(2)
+        router = Asked(other, leases=leases)
+        async with routing(router) as way:
+            with pytest.raises(TransientError, match="Conflict"):
+                await way.ask([one, other])
+            assert not router.ports.listed
+
+    asyncio.run(main())
+
+
+def test_a_port_is_asked_for_again_only_of_a_router_that_forwards_for_good_alone() -> None:
+    async def main() -> None:
+        taken, free = free_ports(2)
+        router = Asked(taken)
+        async with routing(router) as way:
+            with pytest.raises(TransientError, match="Conflict"):
+                await way.ask([taken])
+            assert router.leases_asked == [LIFETIME_S] * (1 + OTHER_PORTS)
+        router = Asked(leases=False)
+        async with routing(router) as way:
+            await way.ask([free])
+            assert router.leases_asked == [LIFETIME_S, 0]
 
     asyncio.run(main())
 
