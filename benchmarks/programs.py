@@ -6,16 +6,36 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 STOP_S = 10.0
+LAST_LINES = 8
 
 
 def end_when_told() -> None:
     """On SIGTERM leave by way of everything that is open, so that the programs end too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+@dataclass(frozen=True)
+class Program:
+    """One that a benchmark has begun, and that is not to end before it."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+    """What it says on its standard error."""
+
+    def check(self) -> None:
+        """Raises ClickException, with its last words, if it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            said = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise click.ClickException("\n".join([f"{self.name} has ended with exit code {code}:", *said]))
 
 
 class Talking:

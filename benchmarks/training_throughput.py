@@ -19,14 +19,14 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.programs import end_when_told
+from benchmarks.programs import Program, end_when_told
 from swarm.local.compute_pools import ASLEEP, AWAKE
 
 GOAL = 0.95
@@ -35,6 +35,8 @@ SETTINGS = {"defaults": (), "one-thread": ("--threads", "1")}
 SMOKE_S = 1.0
 READY_S = 180.0
 """Host and peers must be training by then."""
+LOOK_S = 1.0
+"""Between two looks at whether programs still run."""
 
 MANIFEST = """\
 [run]
@@ -141,6 +143,7 @@ class Events:
         self.seen: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._ended = False
+        self._process = process
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -153,7 +156,9 @@ class Events:
             self._ended = True
             self._changed.notify_all()
 
-    def wait_for(self, wanted: Any, *, timeout_s: float) -> dict[str, Any]:
+    def wait_for(self, wanted: Any, *, timeout_s: float, programs: Sequence[Program] = ()) -> dict[str, Any]:
+        """The first of all events that is wanted. Raises ClickException after `timeout_s`, where the host has ended, or
+        any of the `programs`."""
         give_up_at = time.monotonic() + timeout_s
         at = 0
         with self._changed:
@@ -162,10 +167,15 @@ class Events:
                     if wanted(event):
                         return event
                 at = len(self.seen)
+                if self._ended:  # it has closed its output: soon there is an exit code to tell
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(LOOK_S)
+                for program in programs:
+                    program.check()
                 left_s = give_up_at - time.monotonic()
                 if self._ended or left_s <= 0:
                     raise click.ClickException(f"the swarm did not get on: {self.seen[-3:]}")
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, LOOK_S) if programs else left_s)
 
 
 def _swarm_figures(

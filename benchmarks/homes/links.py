@@ -17,6 +17,7 @@ import sys
 import tempfile
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ import click
 from benchmarks.homes.emulated import DOWNLINK_MBIT, UPLINK_MBIT, Paths, routing
 from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.homes.uplink_share import Window, uplink_share
+from benchmarks.programs import Program
 from benchmarks.training_throughput import Events, running
 from swarm.network.identity_file import load_or_create_identity
 
@@ -66,7 +68,7 @@ delay = {delay}
 sync_steps = 1
 [checkpoint]
 every_steps = 80000
-snapshot_every = 1000
+snapshot_every = 200
 [limits]
 founders_per_stage = 2
 [deadlines]
@@ -121,24 +123,30 @@ def train(
         if congestion is not None:
             network.control_congestion(congestion)
         router = stack.enter_context(routing(network, ("host", *PEERS)))
+        programs: list[Program] = []
 
         def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
             command = ["ip", "netns", "exec", network.namespace(name), swarm, *arguments]
             command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
-            return stack.enter_context(running(command, folder / f"{name}.log", **options))
+            log = folder / f"{name}.log"
+            programs.append(Program(name, stack.enter_context(running(command, log, **options)), log))
+            return programs[-1].process
+
+        def wait_for(wanted: Callable[[dict[str, Any]], bool], *, timeout_s: float) -> dict[str, Any]:
+            return events.wait_for(wanted, timeout_s=timeout_s, programs=programs)
 
         hosting = start(
             "host", "host", str(manifest), "--json", "--ends-with-run", "--evaluate-tokens", "1", stdout=subprocess.PIPE
         )
         events = Events(hosting)
-        address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
+        address = wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         for name in PEERS:
             start(name, "join", address, "--stage", name[1], "--threads", "1", "--yes", "--verbose")
         # Before the first round: a connection that has once been fast keeps a send buffer of megabytes.
-        events.wait_for(lambda event: event["event"] == "genesis", timeout_s=READY_S)
+        wait_for(lambda event: event["event"] == "genesis", timeout_s=READY_S)
         router.limit(paths)
-        first = events.wait_for(lambda event: event.get("version", 0) >= skip_steps, timeout_s=READY_S)
-        last = events.wait_for(TimedEnough(first, seconds), timeout_s=READY_S + seconds)
+        first = wait_for(lambda event: event.get("version", 0) >= skip_steps, timeout_s=READY_S)
+        last = wait_for(TimedEnough(first, seconds), timeout_s=READY_S + seconds)
         ids = {name: load_or_create_identity(folder / name / "identity.key").peer_id for name in PEERS}
         addresses = {str(ids[name]): network.address(name) for name in PEERS}
         return Trained(list(events.seen), list(router.seen), first, last, addresses)

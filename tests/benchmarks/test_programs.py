@@ -1,0 +1,34 @@
+"""A benchmark that waits for its swarm is told at once that one of its programs has ended, and why."""
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import pytest
+
+from benchmarks.programs import Program
+from benchmarks.training_throughput import Events, running
+
+TALKS = 'import time; print(\'{"event": "listening"}\', flush=True); time.sleep(60)'
+ENDS = "import sys; sys.exit('no room:\\nthis stage needs 35 GiB of disk')"
+
+
+@pytest.mark.parametrize("ending", ["host", "peer"])
+def test_a_program_that_ends_is_said_at_once_with_its_last_lines(ending: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+
+        def start(name: str) -> Program:
+            command = [sys.executable, "-c", ENDS if name == ending else TALKS]
+            log = tmp_path / f"{name}.log"
+            process = stack.enter_context(running(command, log, stdout=subprocess.PIPE))
+            return Program(name, process, log)
+
+        programs = [start("host"), start("peer")]
+        events = Events(programs[0].process)
+        began = time.monotonic()
+        with pytest.raises(click.ClickException, match=rf"{ending} has ended with exit code 1:(.|\n)*needs 35 GiB"):
+            events.wait_for(lambda event: event["event"] == "genesis", timeout_s=60.0, programs=programs)
+        assert time.monotonic() - began < 30.0
