@@ -707,7 +707,7 @@ class Host:
     def _say_who_is_left_out(self, result: Result) -> None:
         roster = result.roster
         num_tokens = sum(made.num_tokens for made in roster.committed)
-        for made in (lost.contribution for lost in roster.left_out):
+        for made in result.unheard:
             share, step = made.num_tokens / max(1, num_tokens), int(roster.step)
             told = {"stage": int(roster.stage), "step": step, "peer_id": made.peer_id, "share": share}
             self._emit({"event": "left_out", **told})

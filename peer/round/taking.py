@@ -76,8 +76,7 @@ class StepTaking:
         self._presence.step_taken(result, given_up=given_up)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         if state.closed_at is not None and state.round is not None:
-            if result.roster.left_out:
-                self._say_who_is_left_out(result)
+            self._say_who_is_left_out(result)
             # Also of whom was given up: else a stage whose lines became slow would give up the same ones for ever.
             if result.roster.view > state.round.facts.first_view or result.roster.leaves:
                 self.phase.missed()
@@ -120,8 +119,7 @@ class StepTaking:
 
     def _say_who_is_left_out(self, result: Result) -> None:
         step, mine = result.roster.step, self._context.me
-        for lost in result.roster.left_out:
-            made = lost.contribution
+        for made in result.unheard:
             who = "this peer" if made.peer_id == mine else made.peer_id[-6:]
             log.warning(
                 "step %d: %s is left out, %d tokens: its parts did not come in time", step, who, made.num_tokens

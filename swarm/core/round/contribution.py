@@ -448,6 +448,14 @@ class Result(Signed, PackedOnce):
     certificate: Certificate | None = None
     """Of phase "commit"; none yet while it is being voted on. Whoever has it applies the result."""
 
+    @once
+    def unheard(self) -> tuple[Contribution, ...]:
+        """Whose parts did not come: whom the roster leaves out, and everybody where all parts are left empty. A roster
+        keeps one contribution at least: that of the only member to make any is lost in this way."""
+        if self.parts and all(part.is_empty for part in self.parts):
+            return self.roster.committed
+        return tuple(lost.contribution for lost in self.roster.left_out)
+
     def root(self) -> bytes:
         """Digest of the outcome, the same whoever signed it."""
         return self._root

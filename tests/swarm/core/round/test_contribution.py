@@ -15,6 +15,7 @@ from swarm.core.round.contribution import (
     Contribution,
     Departure,
     Exclusion,
+    LeftOut,
     Rate,
     ReducedPart,
     Result,
@@ -114,6 +115,18 @@ def test_a_result_has_as_many_parts_as_its_roster() -> None:
     for parts in (result.parts[:2], (*result.parts, ReducedPart.empty(3))):
         with pytest.raises(RemoteError, match="its roster has 3"):
             Result.from_value(replace(result, parts=parts).to_value())
+
+
+def test_everybodys_work_is_in_no_part_where_all_parts_are_empty() -> None:
+    result = _result()
+    assert result.unheard == (), "one part is empty, and both are in others"
+    empty = replace(result, parts=tuple(map(ReducedPart.empty, range(3))))
+    assert empty.unheard == result.roster.committed
+    first, second = result.roster.contributions
+    lost = LeftOut(first, ())
+    smaller = replace(result.roster, contributions=(second,), left_out=(lost,))
+    assert replace(result, roster=smaller).unheard == (first,)
+    assert replace(empty, roster=smaller).unheard == (first, second), "the only one left has come to nothing, too"
 
 
 def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
