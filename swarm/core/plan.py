@@ -292,8 +292,11 @@ def stage_memory_bytes(
         items[f"{on_device}.gradient of a microbatch"] = weights
     # Twice the weights, and moments; a step's mean has the memory of the version that the round is to make.
     window = 2 * weights + round(settings.inner.moment_bytes * num_parameters) if settings.has_windows else 0
+    steps_there = on_device == "device" and mode.steps_there
+    if window and steps_there:
+        items["device.window"] = window
     if window:
-        items["host.window"] = window
+        items["host.window"] = window - (weights if steps_there else 0)
     if settings.optimizer.name == "muon":
         items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
@@ -307,8 +310,10 @@ def stage_memory_bytes(
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
         # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
+        if window and steps_there:
+            items["device.window of a replay"] = window
         if window:
-            items["host.window of a replay"] = window + weights
+            items["host.window of a replay"] = window + (0 if steps_there else weights)
         else:
             items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
