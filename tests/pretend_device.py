@@ -31,7 +31,7 @@ OTHERS = [os.environ.get("TEST_DEVICE", PRETEND)]
 
 _aten = torch.ops.aten
 _WAITS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.nonzero.default, _aten.equal.default}
-_ROUNDED_BY_AUTOCAST = ("linear", "matmul", "bmm", "scaled_dot_product_attention")
+_ROUNDED_BY_AUTOCAST = ("linear", "matmul", "addmm", "bmm", "scaled_dot_product_attention")
 
 
 @dataclass
