@@ -45,7 +45,7 @@ MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/swarm/model/test
 gpu: install
 	$(BIN)/python -m pip install --quiet --editable '.[dev,gpu]'
 	TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -m "" -k "gpu or cuda" $(MIXED)
-	$(BIN)/python -m benchmarks.gpu_stage
+	$(BIN)/python -m benchmarks.gpu
 
 bench: install
 	$(BIN)/python -m benchmarks.training_throughput
