@@ -6,6 +6,7 @@ C tokens of one loss chunk.
 
 import copy
 import math
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -441,10 +442,22 @@ def _checked_device(device: str) -> torch.device:
             raise SettingsError(f"device = {device}: PyTorch finds no GPU here; use cpu or install its CUDA build")
         if (checked.index or 0) >= torch.cuda.device_count():
             raise SettingsError(f"device = {device}: PyTorch finds {torch.cuda.device_count()} GPUs, counted from 0")
-        # TF32 keeps 10 bits of a product: replays on other machines would not agree.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        _compute_alike()
     return checked
+
+
+def _compute_alike() -> None:
+    """On GPUs, in this process: what is computed twice has the same bits, and every sum is fp32's."""
+    # TF32 keeps 10 bits of a product, bf16 8 of a partial sum: replays on other machines would not agree.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # Else attention's backward adds in the order in which its blocks are done, and a machine that tests itself
+    # (`peer.audit.mending`) takes itself for broken.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
 
 
 def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:

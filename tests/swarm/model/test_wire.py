@@ -113,6 +113,23 @@ def test_on_cuda_nothing_is_waited_for_but_events(codec: ActivationCodecName) ->
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_on_cuda_the_same_microbatch_has_the_same_bits(dtype: str) -> None:
+    tiny = TinyRun(num_stages=1, hidden_size=512, vocab_size=1000, sequence_length=1024)
+    plain = tiny.settings()
+    settings = replace(plain, model=replace(plain.model, compute_dtype=dtype))  # type: ignore[arg-type]
+    tensors, flat = stage_of(settings, 0, "cuda:0")
+    weights, ids = tensors.model.weights(flat), torch.randint(0, 1000, tensors.shape[:2])
+    found = set()
+    for _ in range(8):
+        into = torch.zeros(flat.size, device="cuda:0")
+        _, _, loss = tensors.loss(weights, ids, ids, ())
+        tensors.loss_backward(loss, into)
+        found.add(tensors.model.link.fetch(into).numpy().tobytes())
+    assert len(found) == 1
+
+
 def test_at_the_ends_ids_cross_and_losses_do() -> None:
     settings = settings_of("int8", "bf16")
     first, flat = stage_of(settings, 0, PRETEND)
