@@ -43,7 +43,7 @@ def _rows(chosen: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "stages", measured(bench, times=2 if chosen.smoke else 8, turns=1 if chosen.smoke else 5)
         del bench
     if device.type == "cuda":  # of what else is the peak not known
-        for case in cases:
+        for case in cases[:2]:
             yield from (("memory", row) for row in held(case, device, chosen.compute, chosen.wire))
     for case in cases[1:2]:
         yield "inner_steps", inner_steps(case, device, chosen.compute, times=3)

@@ -34,7 +34,7 @@ def _held(case: Case, device: torch.device, compute_dtype: str, wire: str, mode:
     settings = settings_of(model, case, wire)
     made = StageModel(model, stage, device=str(device)).computing(mode)
     _passed(TensorPass(settings, made), case, settings.limits.max_in_flight)
-    peak = torch.cuda.max_memory_allocated(device) - before
+    peak, reserved = torch.cuda.max_memory_allocated(device) - before, torch.cuda.max_memory_reserved(device)
     items = stage_memory_bytes(settings, made.layout.num_values, case.hidden_size, "cuda", stage=stage, mode=mode)
     asked = {name: size for name, size in items.items() if name.startswith("device.") and "replay" not in name}
     return {
@@ -42,6 +42,7 @@ def _held(case: Case, device: torch.device, compute_dtype: str, wire: str, mode:
         "samples_at_once": mode.samples_at_once,
         "recompute": mode.recompute,
         "gib": round(peak / GIB, 2),
+        "reserved_gib": round(reserved / GIB, 2),
         "plan_gib": round(sum(asked.values()) / GIB, 2),
         "of_plan": round(peak / sum(asked.values()), 3),
     }
@@ -49,7 +50,7 @@ def _held(case: Case, device: torch.device, compute_dtype: str, wire: str, mode:
 
 def _passed(tensors: TensorPass, case: Case, in_flight: int) -> None:
     model, rng = tensors.model, np.random.default_rng(0)
-    flat = rng.standard_normal(model.layout.num_values, dtype=np.float32) * np.float32(0.02)
+    flat = np.full(model.layout.num_values, 0.02, dtype=np.float32)
     versions = [model.weights(flat) for _ in range(2)]
     total = GradientSum(model.layout.num_values, model.link)
     if case.is_whole:

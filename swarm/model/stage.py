@@ -455,7 +455,7 @@ def _compute_alike() -> None:
     # Else attention's backward adds in the order in which its blocks are done, and a machine that tests itself
     # (`peer.audit.mending`) takes itself for broken.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # with `warn_only` attention is not
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
 
