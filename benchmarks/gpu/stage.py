@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,17 @@ class Bench:
             else:
                 torch.autograd.backward((y,), (grad_y.to(y.dtype),))
 
-        return run
+        return partial(_as_it_comes, run)
+
+
+def _as_it_comes(run: Callable[[], None]) -> None:
+    """PyTorch without deterministic kernels, which ours has for its whole process."""
+    had = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        run()
+    finally:
+        torch.use_deterministic_algorithms(had)
 
 
 def _filled(stack: Any, dtype: torch.dtype, device: torch.device) -> Any:
