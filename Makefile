@@ -39,13 +39,13 @@ test: install style
 soak: install
 	$(BIN)/python -m pytest -m soak --timeout 3600 --numprocesses auto --dist loadfile $(if $(ALL),--all-cases) $(TESTS)
 
-MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/peer/sim/test_mixed_devices.py \
-         tests/peer/audit/test_newcomers.py
+MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/swarm/model/test_devices.py tests/swarm/optim/test_local_window.py \
+         tests/peer/sim/test_mixed_devices.py tests/peer/audit/test_newcomers.py
 # On a machine with an NVIDIA GPU: the kernels' bits, swarms of CPU and GPU peers, and what share of its arithmetic it spends.
 gpu: install
 	$(BIN)/python -m pip install --quiet --editable '.[dev,gpu]'
-	$(BIN)/python -m pytest -m "" -k "gpu or cuda" $(MIXED)
-	$(BIN)/python -m benchmarks.gpu_stage
+	TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -m "" -k "gpu or cuda" $(MIXED)
+	$(BIN)/python -m benchmarks.gpu
 
 bench: install
 	$(BIN)/python -m benchmarks.training_throughput

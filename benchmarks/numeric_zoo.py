@@ -39,7 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--scenes", nargs="+", choices=zoo.SCENES, default=list(zoo.SCENES))
     parser.add_argument("--dtypes", nargs="+", choices=zoo.DTYPES, default=list(zoo.DTYPES))
-    parser.add_argument("--classes", nargs="+", choices=list(CLASSES), default=list(CLASSES))
+    parser.add_argument(
+        "--classes",
+        nargs="+",
+        default=list(CLASSES),
+        help="and devices, as PyTorch names them: cuda:0 (default: %(default)s)",
+    )
     parser.add_argument("--keep", type=Path, help="a line for each microbatch that is done; they are not done again")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no microbatch after so many")
     parser.add_argument("--json", action="store_true")

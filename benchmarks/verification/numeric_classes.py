@@ -1,6 +1,6 @@
 """A zoo of numeric classes on one CPU: the same stage as machines of other makes would round it.
 
-    with CLASSES["tensor-16"]():
+    with computing_as("tensor-16"):
         ...  # forward and backward of a StageModel, on this thread
 
 Products are summed as another machine sums them, or attention is another kernel's. Bits of none of these machines are
@@ -9,7 +9,7 @@ promised, only how far and which way they round: in how many partial sums, with 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -166,5 +166,17 @@ CLASSES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "tensor-16-plain": partial(_together, _TENSOR_16, _PlainAttention),
 }
 """Honest ones, by name."""
+
+
+def device_of(name: str) -> str:
+    """Where a class is computed: the emulated ones on the CPU, any other name is that of a device of PyTorch."""
+    return "cpu" if name in CLASSES else name
+
+
+def computing_as(name: str) -> AbstractContextManager[Any]:
+    """A class's own way with products and attention; a device has its own without our help."""
+    return CLASSES[name]() if name in CLASSES else nullcontext()
+
+
 TF32 = _summed(in_tf32)
 """In a run in fp32 it is a cheat."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.verification.numeric_classes import CLASSES, TF32
+from benchmarks.verification.numeric_classes import TF32, computing_as, device_of
 from peer.adversary import strengths
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
@@ -93,16 +93,16 @@ def settings_of(depth: int, dtype: Dtype) -> ModelSettings:
 
 
 class TwoStages:
-    """The model in one compute type."""
+    """The model in one compute type, on one device."""
 
-    def __init__(self, depth: int, dtype: Dtype) -> None:
-        self.stages = [StageModel(settings_of(depth, dtype), stage) for stage in (0, 1)]
+    def __init__(self, depth: int, dtype: Dtype, device: str = "cpu") -> None:
+        self.stages = [StageModel(settings_of(depth, dtype), stage, device=device) for stage in (0, 1)]
 
     def compute(self, work: Work) -> Outcome:
         """Each stage from what came in at it."""
         first, last = self.stages
         of_first, of_last = (stage.weights(flat) for stage, flat in zip(self.stages, work.weights, strict=True))
-        sums = [torch.zeros(stage.layout.num_values) for stage in self.stages]
+        sums = [torch.zeros(stage.layout.num_values, device=stage.device) for stage in self.stages]
         y, saved = first.forward(of_first, torch.from_numpy(work.tokens_BL), keep=True)
         assert saved is not None
         first.backward(saved, torch.from_numpy(work.grad_y_BLD), sums[0])
@@ -110,8 +110,9 @@ class TwoStages:
         assert kept is not None
         grad_x = last.loss_backward(kept, sums[1])
         assert grad_x is not None
-        means = (sums[0] / count).numpy(), (sums[1] / count).numpy()
-        return Outcome(y.detach().float().numpy(), grad_x.float().numpy(), means)
+        fetch = last.link.fetch
+        means = (fetch(sums[0]) / count).numpy(), (fetch(sums[1]) / count).numpy()
+        return Outcome(fetch(y.float()).numpy(), fetch(grad_x.float()).numpy(), means)
 
 
 def language(rng: np.random.Generator) -> tuple[Ids, Ids]:
@@ -193,7 +194,7 @@ class Auditor:
     _drawn: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        with CLASSES[self.name]():
+        with computing_as(self.name):
             self.base = self.model.compute(self.work)
         self._sent = {
             (wire, kind): Sent(activation_codec(wire).encode(torch.from_numpy(tensor)), tensor)
@@ -205,7 +206,7 @@ class Auditor:
     def hop(self, wire: ActivationCodecName, kind: Kind, claimed: memoryview) -> Comparison:
         """What it thinks of a tensor on a wire."""
         outcomes = self._otherwise()
-        with CLASSES[self.name]():
+        with computing_as(self.name):
             return compared_sent(
                 *(activation_codec(wire), bounds_for(self.dtype, wire, kind), claimed, self._sent[wire, kind]),
                 lambda: tensors_of(next(outcomes))[kind],
@@ -221,7 +222,7 @@ class Auditor:
             other = decoded(name, next(outcomes).means[stage])
             return relative_error(other, again), amplified(other, again, None, epsilon=1e-8).measured
 
-        with CLASSES[self.name]():
+        with computing_as(self.name):
             return past_doubt(
                 lambda errors: compared_gradient(claimed, again, moved, self.dtype, name, own=errors, caution=CAUTION),
                 own,
@@ -278,8 +279,10 @@ class Found:
 
 def audited(dtype: Dtype, depth: int, scene: Scene, number: int, names: Sequence[str]) -> Found:
     """Everybody audits everybody's work on this microbatch; and lies, of one class each, before another."""
-    model, work, other = TwoStages(depth, dtype), work_of(depth, scene, number), other_work(depth, scene, number)
-    auditors = [Auditor(name, dtype, model, work) for name in names]
+    work, other = work_of(depth, scene, number), other_work(depth, scene, number)
+    model = TwoStages(depth, dtype)
+    models = {device: TwoStages(depth, dtype, device) for device in {device_of(name) for name in names}}
+    auditors = [Auditor(name, dtype, models[device_of(name)], work) for name in names]
     found = Found()
     for one, two in itertools.permutations(auditors, 2):
         pair = f"{one.name}_{two.name}"

@@ -132,9 +132,9 @@ class World:
         gradient = np.zeros(self.layout.num_values, dtype=np.float32)
         for batch in batches:
             gradient = self._mean_gradient(model, window.weights, batch)
-            window.take(gradient)
+            window.take_mean(gradient)
         for _ in range(refilled):
-            window.take(gradient)
+            window.take_mean(gradient)
         window.end()
         return window
 

@@ -264,7 +264,7 @@ def _take(window: LocalWindow, state: StageState, batches: Sequence[list[Microba
     assert carried is not None
     window.begin(state.weights, state.version, carried)
     for batch in batches:
-        window.take(model.mean_gradient(window.weights, batch))
+        window.take_mean(model.mean_gradient(window.weights, batch))
     window.end()
 
 

@@ -120,6 +120,9 @@ function show(state) {
   rows("scores", state.scores, "none tried", (score) => [
     String(score.version), score.task, score.metric, score.value.toFixed(4),
   ]);
+  rows("audits", state.audits, "none yet", (pair) => [
+    pair.auditor, pair.audited || "not said", count(pair.audits), `${(100 * pair.largest_share_of_bound).toFixed(1)} %`,
+  ]);
   rows("bans", state.shut_out, "nobody", (ban) => [
     make("code", { title: ban.peer }, short(ban.peer)), `${ban.verdict}: ${ban.kind.replaceAll("_", " ")}`,
     `${ban.stage}, ${ban.step}`,

@@ -82,6 +82,10 @@ class Dashboard(Collector):
                 for rank, (peer, credit) in enumerate(books.leaders(MAX_LEADERS), start=1)
             ],
             "shut_out": self._shut_out(),
+            "audits": [
+                {"auditor": auditor, "audited": audited, "audits": num_audits, "largest_share_of_bound": share}
+                for auditor, audited, num_audits, share in progress.honest_audits()
+            ],
             "notices": self._notices(),
             "checkpoints": self._checkpoints(),
         }

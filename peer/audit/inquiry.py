@@ -17,7 +17,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.data.batches import Batch
-from swarm.host_protocol import OWED
+from swarm.host_protocol import MAX_CLASSES, OWED, HonestAudits
 from swarm.network.transport import Message
 from verification.audit.draws import AuditBudget
 from verification.audit.owed import MAX_REASON, Owed, OwedAudit
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OWED_S = 30.0
+OTHER_CLASSES = "others"
+"""All that came after the first fifteen."""
 
 
 class Drawn(Protocol):
@@ -71,6 +73,19 @@ class AuditCounters:
     largest_bias_share: float = 0.0
     """Of what the contributions of an honest peer may come to in all audits of it together."""
     bytes: int = 0
+    by_class: dict[str, HonestAudits] = field(default_factory=dict)
+    """Audits that found nothing, by what the work's maker says that it computes on."""
+
+    def honest(self, numeric_class: str, share: float) -> None:
+        """An audit found nothing, at that share of the fraud bound."""
+        self.largest_honest_share = max(self.largest_honest_share, share)
+        if numeric_class not in self.by_class and len(self.by_class) >= MAX_CLASSES - 1:
+            numeric_class = OTHER_CLASSES  # names are anybody's
+        held = self.by_class.get(numeric_class)
+        num_audits, largest = (held.num_audits, held.share) if held is not None else (0, 0.0)
+        self.by_class[numeric_class] = HonestAudits(
+            numeric_class=numeric_class, num_audits=num_audits + 1, share=max(largest, share)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +211,7 @@ class Inquiry:
         """What a replay came to, and the case that it makes if it is fraud."""
         counters = self.counters
         if found.grade is Grade.HONEST:
-            counters.largest_honest_share = max(counters.largest_honest_share, found.share)
+            counters.honest(case.numeric_class, found.share)
             return
         log.warning("%s at step %d, %s: %s", case.accused, step, what, found.reason)
         if found.grade is Grade.SUSPICIOUS:

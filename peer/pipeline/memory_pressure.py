@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from peer.pipeline.compute import Urgency
@@ -82,4 +83,5 @@ class MemoryPressure:
     def _smaller_than(self, mode: ComputeMode | None) -> Iterator[ComputeMode]:
         now = mode or ComputeMode.of_run(self._settings)
         choices = list(modes(self._settings))
-        return iter(choices[choices.index(now) + 1 :])
+        later = choices[choices.index(now) + 1 :]
+        return (each for each in later if each != replace(now, steps_there=False))  # a window stays where it is

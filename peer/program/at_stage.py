@@ -267,7 +267,11 @@ class PeerAtStage:
         """But for those that look for lies, which are named after these."""
         own, context, events = self._own, self.context, self.context.events
         losses = self.source.losses if self.source is not None else {}
-        events.hear(Applied, lambda applied: own.reports.add(applied, context, screens, work, losses))
+
+        def report(applied: Applied) -> None:
+            own.reports.add(applied, context, screens, work, losses, self.verifying.honest_audits())
+
+        events.hear(Applied, report)
         events.hear(Applied, own.tally.applied, self.server.applied)
         events.hear(Overtaken, self.catch_up.overtaken)
         events.hear(StateFault, lambda fault: self.catch_up.load_anew())

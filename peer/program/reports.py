@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from peer.directory.host import Host
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import StepLoss
+from peer.pipeline.stage_pass import numeric_class
 from peer.pipeline.stage_work import StageWork
 from peer.stage.context import StageContext
 from peer.stage.events import Applied
@@ -15,7 +16,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import Step
 from swarm.core.round.contribution import Result
-from swarm.host_protocol import MAX_SCREENS, REPORT, RESULT, Credited, StepReport
+from swarm.host_protocol import MAX_SCREENS, REPORT, RESULT, Credited, HonestAudits, StepReport
 from swarm.network.transport import Directory, Transport, Way
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,9 @@ class Reports:
         screens: Screens,
         work: StageWork,
         losses: Mapping[Step, StepLoss],
+        honest_audits: Sequence[HonestAudits],
     ) -> None:
-        """A step is over; `losses` are a source's."""
+        """A step is over; `losses` are a source's, `honest_audits` those of this peer's audits so far."""
         version, counters = applied.chain.version, work.counters
         snapshot = context.snapshots.get(version)
         loss = losses.get(Step(version - 1), StepLoss())
@@ -81,6 +83,8 @@ class Reports:
             not_finite=applied.not_finite,
             answered_s=counters.answered.seconds,
             waited_s=counters.waited.seconds,
+            numeric_class=numeric_class(work.replica.model.device, context.settings.model.compute_dtype),
+            honest_audits=tuple(honest_audits),
         )
         self._unsent.append((report, applied.result))
         self._ready.set()

@@ -1,7 +1,7 @@
 """A peer's part in verification, put together: what it shows, what it audits, whom it judges."""
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, Version
+from swarm.host_protocol import HonestAudits
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Transport
 from verification.audit.verdicts import Quarantine
@@ -113,6 +114,10 @@ class Verifying:
             self._examine()
         if context.settings.replays:
             self._replay()
+
+    def honest_audits(self) -> Sequence[HonestAudits]:
+        """Of replays, so far."""
+        return tuple(self.auditor.counters.by_class.values()) if self.auditor is not None else ()
 
     def serve(self) -> None:
         """Begin to show and to look."""

@@ -29,7 +29,7 @@ from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow
+from swarm.optim.local_window import LocalWindow, window_of
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
 from verification.round.papers import Papers
 
@@ -127,7 +127,7 @@ class StageReplica:
         self._step = StageStep.of_run(
             settings, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
         )
-        self._window = LocalWindow(settings, self.layout, threads=threads) if settings.has_windows else None
+        self._window = window_of(settings, model, threads=threads) if settings.has_windows else None
         self.past = PastWeights.of_run(settings, folder)
         self.inputs = ColdBytes(folder, "inputs")
         """Encoded parts of contributions to the present round."""
@@ -227,7 +227,7 @@ class StageReplica:
         if not held.window.is_full:
             held.gradient.close()
             try:
-                held.window.take(held.gradient.take_mean())
+                held.window.take(held.gradient)
             except LocalError as error:
                 log.warning("stage %d step %d: an inner step is left out: %s", self.stage, self.version, error)
                 held.not_finite.update(list(held.work)[held.num_whole :])

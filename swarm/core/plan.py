@@ -58,8 +58,8 @@ ACTIVATION_VALUES = 20
 (Korthikanti et al. 2022, "Reducing activation recomputation", count 17 for a plain MLP; the presets keep 19 to 20.)"""
 
 BACKWARD_SHARE = 1.4
-"""Memory that a pass takes while it lasts, over what it keeps: gradients of activations, and what forward drops. From
-1.1 to 1.4 was measured on a CPU."""
+"""Memory that a pass takes on a CPU while it lasts, over what it keeps: gradients of activations, and what forward
+drops. From 1.1 to 1.4 was measured. A GPU has the memory of what is dropped again at once: there it is a layer's."""
 
 MADE_WHOLE_BYTES = 6
 """For each value of a frozen matrix while it is computed with: in fp32, and what NF4 is looked up by."""
@@ -279,7 +279,8 @@ def stage_memory_bytes(
         f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
         f"{on_device}.gradients of activations": round(
-            BACKWARD_SHARE * _computed_activation_bytes(settings, hidden_size, stage, mode)
+            _computed_activation_bytes(settings, hidden_size, stage, mode)
+            * (BACKWARD_SHARE if on_device == "host" else 1 / _num_layers(settings, stage))
         ),
         "host.messages": min(KEPT_FOR_MESSAGES_BYTES, round(inputs + outputs)),
         f"disk.{KEPT_SNAPSHOTS} snapshots": KEPT_SNAPSHOTS * (weights + moments),
@@ -289,11 +290,14 @@ def stage_memory_bytes(
     # Whole before any of it is added to a sum. Where nothing is computed beside a step it has the memory that the step
     # has for the next version.
     if on_device == "device" or settings.averaging.delay or settings.replays or versions > 2:
-        items[f"{on_device}.gradient of a microbatch"] = weights
+        items[f"{on_device}.gradient of a microbatch"] = weights // 2 if rounded and on_device == "device" else weights
     # Twice the weights, and moments; a step's mean has the memory of the version that the round is to make.
     window = 2 * weights + round(settings.inner.moment_bytes * num_parameters) if settings.has_windows else 0
+    steps_there = on_device == "device" and mode.steps_there
+    if window and steps_there:
+        items["device.window"] = window
     if window:
-        items["host.window"] = window
+        items["host.window"] = window - (weights if steps_there else 0)
     if settings.optimizer.name == "muon":
         items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
@@ -307,8 +311,10 @@ def stage_memory_bytes(
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
         # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
+        if window and steps_there:
+            items["device.window of a replay"] = window
         if window:
-            items["host.window of a replay"] = window + weights
+            items["host.window of a replay"] = window + (0 if steps_there else weights)
         else:
             items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
@@ -695,11 +701,15 @@ def flops_a_token(settings: RunSettings, stage: int, num_parameters: int, hidden
 
 def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
     """Of the samples that are computed at once."""
-    layers = [stop - start for start, stop in settings.model.stage_layers]
-    num_layers = max(layers) if stage is None else layers[stage]
     value_bytes = FLOAT_BYTES if settings.model.compute_dtype == "fp32" else 2
     tokens = mode.samples_at_once * settings.data.sequence_length
-    return tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
+    return tokens * hidden_size * ACTIVATION_VALUES * _num_layers(settings, stage) * value_bytes
+
+
+def _num_layers(settings: RunSettings, stage: int | None) -> int:
+    """None: of the stage that has most."""
+    layers = [stop - start for start, stop in settings.model.stage_layers]
+    return max(layers) if stage is None else layers[stage]
 
 
 def _model_vocabulary(settings: RunSettings) -> int:

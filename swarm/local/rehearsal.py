@@ -50,7 +50,7 @@ def _rehearse_window(settings: RunSettings, gradient: NDArray[np.float32]) -> No
     layout = ParameterLayout.of({"matrix": (2, NUM_VALUES // 2)})
     carried, window = CarriedMoments(settings, layout), LocalWindow(settings, layout)
     window.begin(np.ones_like(gradient), 0, carried.at_first())
-    window.take(gradient)
+    window.take_mean(gradient)
     window.end()
     said = []
     for part, where in enumerate(carried.parts):

@@ -22,7 +22,7 @@ class Link:
         self.device = device
 
     def put(self, host: torch.Tensor) -> torch.Tensor:
-        """On the device; what this thread has it compute from now on finds it there."""
+        """On the device; what this thread has it compute from now on finds it there. What is there already stays."""
         return host.to(self.device)
 
     def put_into(self, there: torch.Tensor, host: torch.Tensor) -> None:
@@ -59,6 +59,8 @@ class PinnedLink(Link):
         self._event: Any = torch.cuda.Event
 
     def put(self, host: torch.Tensor) -> torch.Tensor:
+        if host.device.type == self.device.type:
+            return host
         pinned = _pinned(host, host.dtype)
         with torch.cuda.device(self.device):
             with torch.cuda.stream(self._up):
@@ -124,8 +126,11 @@ def link_to(device: torch.device) -> Link:
 
 def put_bytes(link: Link, body: bytes | bytearray | memoryview) -> torch.Tensor:
     """As uint8, on the device."""
-    view: NDArray[np.uint8] = np.frombuffer(body, dtype=np.uint8)
+    return link.put(lent(np.frombuffer(body, dtype=np.uint8)))
+
+
+def lent(values: NDArray[Any]) -> torch.Tensor:
+    """The same memory as a tensor of the host, which is only read."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
-        host = torch.from_numpy(view)
-    return link.put(host)
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(values)

@@ -6,8 +6,8 @@ C tokens of one loss chunk.
 
 import copy
 import math
+import os
 import threading
-import warnings
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -27,7 +27,7 @@ from swarm.model.adapters.frozen import Frozen, frozen_tree
 from swarm.model.documents import Bounds, Documents, split
 from swarm.model.families import family_of, hop_width, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
-from swarm.model.link import link_to
+from swarm.model.link import lent, link_to
 from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack, trained_parameters
 from swarm.model.subspace import StageInput, WithinSubspace
 
@@ -166,22 +166,19 @@ class StageModel:
         for saved in list(self._waiting):
             saved.y_BLD = None
 
-    def weights(self, flat: NDArray[np.float32]) -> Weights:
-        """A version of the weights from their flat vector in layout order.
+    def weights(self, flat: NDArray[np.float32] | torch.Tensor) -> Weights:
+        """A version of the weights from their flat vector in layout order: an array, or a tensor on the device.
 
-        What is computed with in fp32 shares memory with `flat` on a CPU, which must not change while the version lives;
-        all else is a copy, of the type that it is computed with.
+        What is computed with in fp32 shares memory with a `flat` that is on the device, which must not change while
+        the version lives; all else is a copy, of the type that it is computed with.
         """
-        if flat.dtype != np.float32 or not flat.flags.c_contiguous:
+        values = lent(flat) if isinstance(flat, np.ndarray) else flat
+        if values.dtype != torch.float32 or not values.is_contiguous():
             raise ValueError(f"weights are one contiguous fp32 vector, got {flat.dtype}")
         if not self._has_weights:
             raise LocalError(
                 f"stage {self.stage} of a model with adapters computes on its frozen base, which is not here"
             )
-        with warnings.catch_warnings():
-            # A read-only array is welcome: nothing here writes to weights.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            values = torch.from_numpy(flat)
         parameters = {
             name: nn.Parameter(self._resident(name, view)) for name, view in self.layout.views(values).items()
         }
@@ -191,13 +188,13 @@ class StageModel:
         head_VD = parameters[self._head_name] if self._head_name is not None else None
         return Weights(stack, head_VD, parameters, threading.Lock())
 
-    def _resident(self, name: str, host: torch.Tensor) -> torch.Tensor:
+    def _resident(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """A parameter where and as it is computed with."""
         dtype = torch.bfloat16 if name in self._of_products else torch.float32
-        if self.device.type == "cpu":
-            return host.to(dtype)
-        there = torch.empty(host.shape, dtype=dtype, device=self.device)
-        self.link.put_into(there, host)
+        if values.device.type == self.device.type:
+            return values.to(dtype)
+        there = torch.empty(values.shape, dtype=dtype, device=self.device)
+        self.link.put_into(there, values)
         return there
 
     def forward(
@@ -445,10 +442,22 @@ def _checked_device(device: str) -> torch.device:
             raise SettingsError(f"device = {device}: PyTorch finds no GPU here; use cpu or install its CUDA build")
         if (checked.index or 0) >= torch.cuda.device_count():
             raise SettingsError(f"device = {device}: PyTorch finds {torch.cuda.device_count()} GPUs, counted from 0")
-        # TF32 keeps 10 bits of a product: replays on other machines would not agree.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        _compute_alike()
     return checked
+
+
+def _compute_alike() -> None:
+    """On GPUs, in this process: what is computed twice has the same bits, and every sum is fp32's."""
+    # TF32 keeps 10 bits of a product, bf16 8 of a partial sum: replays on other machines would not agree.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # Else attention's backward adds in the order in which its blocks are done, and a machine that tests itself
+    # (`peer.audit.mending`) takes itself for broken.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)  # with `warn_only` attention is not
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
 
 
 def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:

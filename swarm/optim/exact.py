@@ -10,6 +10,7 @@ AdamW's length, 0.2 * sqrt(longer side) (Liu et al., "Muon is Scalable for LLM T
 rate serves both. Moments are fp32, or under AdamW and NAdamW codes of one byte each (`kernels.int8_moments`), as exact.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,6 +104,11 @@ class ExactOptimizer:
         self._threads = threads
         bounds, self._decays = _segments(decay_ranges, num_values)
         self._bounds = optimizers.segments_within(bounds, self._window.start, self._window.stop)
+
+    @property
+    def segments(self) -> list[slice]:
+        """Of which each has a factor of its own in `BegunStep.keep`."""
+        return [slice(start, stop) for start, stop in itertools.pairwise(self._bounds.tolist())]
 
     @classmethod
     def of(

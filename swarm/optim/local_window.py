@@ -4,20 +4,27 @@ Each is a step of AdamW on the mean gradient of one batch, from weights and mome
 contributes is where it went, start - end, and the moments at its end (Douillard et al., "DiLoCo", 2023, with SGD as
 outer optimizer; moments there are private). docs/outer_steps.md says what other forms are worth. The learning rate goes
 by the inner step's number in the run.
+
+A window lies where its stage is computed, if there is room: else its gradients and weights cross at every inner step.
 """
 
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kernels import windows
 from kernels.threads import ONE_THREAD, Threads
 from swarm.core.settings import RunSettings
 from swarm.model.layout import ParameterLayout
+from swarm.model.link import Link
+from swarm.model.stage import StageModel
+from swarm.optim.adamw_there import AdamWThere
 from swarm.optim.carried_moments import Carried, CarriedMoments
 from swarm.optim.exact import ExactOptimizer, StepTaken
 from swarm.optim.factored_moments import means_of
+from swarm.optim.gradient_sum import GradientSum
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -38,6 +45,7 @@ class LocalWindow:
         self._optimizer = ExactOptimizer.of(settings.inner, layout, threads=threads)
         self._buffers = [np.empty(layout.num_values, dtype=np.float32) for _ in range(2)]
         self._start: Floats | None = None
+        self._end: Floats | None = None
         self._means: Floats | None = None
         self._version = 0
         self.steps_taken = 0
@@ -46,41 +54,94 @@ class LocalWindow:
         """From weights and moments of this version, which do not change while the window lasts. Raises RemoteError for
         moments that no result holds."""
         self._carried.load(carried, self._optimizer, threads=self._threads)
-        self._start, self._means, self._version, self.steps_taken = start, None, version, 0
+        self._start, self._end, self._means, self._version, self.steps_taken = start, None, None, version, 0
 
     @property
     def is_full(self) -> bool:
         return self.steps_taken >= self._num_steps
 
     @property
-    def weights(self) -> Floats:
-        """Where the window is. They hold until the step after the next."""
+    def weights(self) -> Floats | torch.Tensor:
+        """Where the window is, as `StageModel.weights` takes them. They hold until the step after the next."""
+        return self._here
+
+    @property
+    def _here(self) -> Floats:
         assert self._start is not None, "no window has begun"
         return self._start if not self.steps_taken else self._buffers[self.steps_taken % 2]
 
-    def take(self, gradient: Floats) -> StepTaken:
-        """One inner step, of a batch's mean gradient. Raises LocalError, with nothing changed, if it is not finite."""
-        assert not self.is_full, f"a window of {self._num_steps} steps"
-        number = self._version * self._num_steps + self.steps_taken
+    def take(self, gradient: GradientSum) -> StepTaken:
+        """One inner step, of the mean of a batch's gradients. Raises LocalError, with nothing changed, if it is not
+        finite."""
+        return self.take_mean(gradient.take_mean())
+
+    def take_mean(self, gradient: Floats) -> StepTaken:
+        """`take`, of a mean that is on the host."""
         out = self._buffers[(self.steps_taken + 1) % 2]
-        report = self._optimizer.step(self.weights, gradient, step=number, clip_norm=self._clip_norm, out=out)
+        report = self._optimizer.step(self._here, gradient, step=self._number, clip_norm=self._clip_norm, out=out)
         self.steps_taken += 1
         return report
 
+    @property
+    def _number(self) -> int:
+        """In the run, of the inner step that comes."""
+        assert not self.is_full, f"a window of {self._num_steps} steps"
+        return self._version * self._num_steps + self.steps_taken
+
     def end(self) -> None:
         """No step is taken any more: `values` can be said."""
-        assert self._start is not None, "no window has begun"
+        self._end = self._here
         self._means = means_of(self._optimizer.moments["second"], self._layout, threads=self._threads)
 
     def values(self, where: slice) -> Floats:
         """(any thread) What the window contributes to a part of the round's vector, as `Parts` lays it out."""
         assert self._start is not None, "no window has begun"
-        assert self._means is not None, "the window has not ended"
+        assert self._end is not None, "the window has not ended"
+        assert self._means is not None
         size = self._layout.num_values
         if where.start < size:
             found = np.empty(where.stop - where.start, dtype=np.float32)
-            windows.difference(self._start[where], self.weights[where], found)
+            windows.difference(self._start[where], self._end[where], found)
             return found
         if where.start < 2 * size:
             return self._optimizer.moments["first"][where.start - size : where.stop - size]
         return self._means[where.start - 2 * size : where.stop - 2 * size]
+
+
+class WindowThere(LocalWindow):
+    """One that lies on its stage's device, to the same bits: 16 bytes a parameter there, and 12 on the host, where it
+    begins and ends."""
+
+    def __init__(
+        self, settings: RunSettings, layout: ParameterLayout, link: Link, *, threads: Threads = ONE_THREAD
+    ) -> None:
+        super().__init__(settings, layout, threads=threads)
+        self._there = AdamWThere(self._optimizer, link)
+
+    def begin(self, start: Floats, version: int, carried: Carried) -> None:
+        super().begin(start, version, carried)
+        self._there.begin(start)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self._there.weights
+
+    def take(self, gradient: GradientSum) -> StepTaken:
+        report = self._there.step(gradient, step=self._number, clip_norm=self._clip_norm)
+        self.steps_taken += 1
+        return report
+
+    def take_mean(self, gradient: Floats) -> StepTaken:
+        raise NotImplementedError("means of windows that lie on a device are made there")
+
+    def end(self) -> None:
+        if self.steps_taken:
+            self._there.end(self._here)
+        super().end()
+
+
+def window_of(settings: RunSettings, model: StageModel, *, threads: Threads = ONE_THREAD) -> LocalWindow:
+    """The quickest for which the stage's mode has room."""
+    if model.device.type != "cpu" and (model.mode is None or model.mode.steps_there):
+        return WindowThere(settings, model.layout, model.link, threads=threads)
+    return LocalWindow(settings, model.layout, threads=threads)

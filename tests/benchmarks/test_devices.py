@@ -4,16 +4,19 @@ import json
 
 import pytest
 
-from benchmarks import gpu_stage
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.stage import SMOKE
 from benchmarks.verification import device_spread
 from tests.pretend_device import PRETEND
 
 
 @pytest.mark.soak
 def test_a_stage_is_measured_beside_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu_stage.main(["--smoke", "--json", "--device", "cpu"])
-    cases = json.loads(capsys.readouterr().out)["cases"]
-    assert [case["case"] for case in cases] == [case.name for case in gpu_stage.SMOKE]
+    gpu.main(["--smoke", "--json", "--device", "cpu"])
+    said = json.loads(capsys.readouterr().out)
+    cases = said["stages"]
+    assert [case["case"] for case in cases] == [case.name for case in SMOKE]
+    assert [row["equal"] for row in said["inner_steps"]] == [True]
     assert all(set(case["mfu"]) == {"ours", "plain", "autocast", "with rounds"} for case in cases)
     assert all(case["of_plain"] > 0 for case in cases)
 

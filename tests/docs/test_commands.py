@@ -75,7 +75,7 @@ BY_A_TEST = {
     "pip wheel --no-deps -w . .": "tests/swarm/test_wheel.py",
     "pipx install ./homeswarm-0.1.0-py3-none-any.whl": "tests/swarm/test_wheel.py",
     "python -m benchmarks.families --json": "tests/benchmarks/test_families.py",
-    "python -m benchmarks.gpu_stage": "tests/benchmarks/test_devices.py",
+    "python -m benchmarks.gpu": "tests/benchmarks/test_devices.py",
     "python -m benchmarks.numeric_zoo --json --keep zoo.jsonl --depths 1 4 --microbatches 1": (
         "tests/benchmarks/test_numeric_zoo.py"
     ),

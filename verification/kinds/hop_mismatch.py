@@ -40,6 +40,11 @@ class HopMismatch:
         return self.claim.peer_id
 
     @property
+    def numeric_class(self) -> str:
+        """By the word of the accused."""
+        return self.claim.header.numeric_class
+
+    @property
     def versions(self) -> tuple[int, int]:
         """The oldest version that a replay needs, and the one it stands at."""
         version = int(self.claim.header.version)

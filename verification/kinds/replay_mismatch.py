@@ -46,6 +46,15 @@ class ReplayMismatch:
         return self.contribution.peer_id
 
     @property
+    def numeric_class(self) -> str:
+        """By the word of the accused; empty in a run of one stage, where nobody signs headers, and without work."""
+        for exhibit in self.exhibits:
+            header = exhibit.papers.forward_header or exhibit.papers.gradient_out
+            if header is not None:
+                return header.numeric_class
+        return ""
+
+    @property
     def versions(self) -> tuple[int, int]:
         """The oldest version that a replay needs, and the one it stands at."""
         step = int(self.contribution.step)

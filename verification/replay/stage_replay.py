@@ -27,7 +27,7 @@ from swarm.model.tensor_pass import TensorPass
 from swarm.optim.carried_moments import Carried
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow
+from swarm.optim.local_window import LocalWindow, window_of
 from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
@@ -283,7 +283,7 @@ class StageReplay:
     def _window(self, exhibits: Sequence[Exhibit], step: Step, gradient: GradientSum) -> LocalWindow:
         """The window of inner steps that the exhibits' peer must have taken: batches of them in order, each on the
         weights that the one before has left."""
-        window, each = LocalWindow(self.settings, self.layout), self.settings.microbatches_per_step
+        window, each = window_of(self.settings, self.model), self.settings.microbatches_per_step
         if len(exhibits) % each or len(exhibits) > self.settings.microbatches_of_one:
             raise RemoteError("papers", f"a window of {len(exhibits)} microbatches, {each} an inner step")
         held = self._held_at(Version(int(step)))
@@ -297,7 +297,7 @@ class StageReplay:
                 gradient.add_tokens(exhibit.papers.birth.num_targets)
             gradient.close()
             with suppress(LocalError):  # of what is not finite its maker takes no step either
-                window.take(gradient.take_mean())
+                window.take(gradient)
             gradient.zero()
         window.end()
         return window

@@ -1,7 +1,7 @@
 """How much of a microbatch a peer computes at once, so that it fits into its memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.core.settings import RunSettings
 
@@ -14,6 +14,8 @@ class ComputeMode:
     """Of a microbatch. With fewer than all, `recompute` is on."""
     recompute: bool
     """Keep the input alone until backward, and compute forward again then."""
+    steps_there: bool = True
+    """A window's weights and moments lie on the device of its stage, and it steps there."""
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> "ComputeMode":
@@ -24,10 +26,13 @@ class ComputeMode:
 def modes(settings: RunSettings) -> Iterator[ComputeMode]:
     """All that a peer of the run may choose from: the quickest first, each next one needs less memory."""
     wanted = ComputeMode.of_run(settings)
-    if not wanted.recompute:
+    yield wanted
+    if settings.has_windows:
+        wanted = replace(wanted, steps_there=False)
         yield wanted
-    samples = wanted.samples_at_once
-    yield ComputeMode(samples, recompute=True)
-    while samples > 1:
-        samples = (samples + 1) // 2
-        yield ComputeMode(samples, recompute=True)
+    if not wanted.recompute:
+        wanted = replace(wanted, recompute=True)
+        yield wanted
+    while wanted.samples_at_once > 1:
+        wanted = replace(wanted, samples_at_once=(wanted.samples_at_once + 1) // 2)
+        yield wanted

@@ -16,7 +16,7 @@ from bootstrap.state.evaluation import Evaluation
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.host_protocol import REPORT, StepReport
+from swarm.host_protocol import REPORT, HonestAudits, StepReport
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from swarm.proto import coordinator_pb2 as pb
@@ -29,7 +29,16 @@ COUNTS = (
 )
 SECONDS = ("loss_sum", "round_s", "overlap", "gradient_norm", "busy_s", "exact_s", "answered_s", "waited_s")
 FIGURES: dict[str, Any] = {**dict.fromkeys(COUNTS, 3), **dict.fromkeys(SECONDS, 0.5)}
-HONEST = StepReport(stage=STAGE, version=1, screens=(), state_digest=b"", not_finite=(), **FIGURES)
+HONEST = StepReport(
+    stage=STAGE,
+    version=1,
+    screens=(),
+    state_digest=b"",
+    not_finite=(),
+    numeric_class="",
+    honest_audits=(HonestAudits(numeric_class="", num_audits=1, share=0.5),),
+    **FIGURES,
+)
 ENORMOUS: list[dict[str, Any]] = [
     *(
         {name: (1 << 63) - 1}
@@ -37,6 +46,9 @@ ENORMOUS: list[dict[str, Any]] = [
     ),
     *({name: sign * 1e308} for name in ("loss_sum", "overlap", "busy_s") for sign in (1, -1)),
     {"screens": (("norm", (1 << 63) - 1),)},
+    {"honest_audits": (HonestAudits(numeric_class="", num_audits=(1 << 63) - 1, share=0.5),)},
+    *({"honest_audits": (HonestAudits(numeric_class="", num_audits=1, share=share),)} for share in (-1.0, 1e308)),
+    {"honest_audits": 17 * HONEST.honest_audits},
 ]
 
 

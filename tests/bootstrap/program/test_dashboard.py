@@ -24,7 +24,7 @@ from bootstrap.program.dashboard import MAX_NOTICE_PEERS, MAX_NOTICES, MAX_POINT
 from swarm.commands.evidence import fetched
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import StageIndex, Version
-from swarm.host_protocol import StepReport
+from swarm.host_protocol import HonestAudits, StepReport
 from swarm.network.services import web_site
 from tests import ROOT
 from tests.bootstrap.state.hosted import Hosted, hosted
@@ -66,6 +66,8 @@ def report_of(step: int, loss: float) -> StepReport:
         not_finite=(),
         answered_s=0.5,
         waited_s=0.25,
+        numeric_class="torch-2.13.0/cpu-avx2/fp32",
+        honest_audits=(HonestAudits(numeric_class="torch-2.11.0/cuda-sm90/fp32", num_audits=step + 1, share=0.25),),
     )
 
 
@@ -124,6 +126,14 @@ def test_state_tells_the_run_and_no_address(tmp_path: Path) -> None:
             assert state["speed"] == [[1, 64.0], [2, 64.0]]
             assert [(one["rank"], one["peer"], one["tokens"]) for one in state["leaders"]] == [
                 (number + 1, peer, 192) for number, peer in enumerate(sorted(PEERS[:2]))
+            ]
+            assert state["audits"] == [
+                {
+                    "auditor": "torch-2.13.0/cpu-avx2/fp32",
+                    "audited": "torch-2.11.0/cuda-sm90/fp32",
+                    "audits": 3,
+                    "largest_share_of_bound": 0.25,
+                }
             ]
             assert [(one["peer"], one["kind"], one["step"]) for one in state["shut_out"]] == [
                 (PEERS[2], "replay_mismatch", 4)

@@ -15,7 +15,7 @@ from swarm.model.tensor_pass import TensorPass
 from swarm.model.wire import Wire
 from tests.pretend_device import OTHERS, PRETEND, counted
 
-HOST, THERE = link_to(torch.device("cpu")), link_to(torch.device(PRETEND))
+HOST = link_to(torch.device("cpu"))
 on_other_devices = pytest.mark.parametrize("device", OTHERS)
 CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h")
 
@@ -64,7 +64,7 @@ def test_a_device_refuses_what_the_host_refuses(codec: ActivationCodecName, devi
 
 def test_tensors_of_the_host_and_of_a_device_are_not_mixed() -> None:
     with pytest.raises(RuntimeError, match="same device"):
-        THERE.put(torch.ones(2)) + torch.ones(2)
+        link_to(torch.device(PRETEND)).put(torch.ones(2)) + torch.ones(2)
     tensors, flat = stage_of(settings_of("int8", "fp32"), 1, PRETEND)
     on_the_host, _ = stage_of(settings_of("int8", "fp32"), 1, "cpu")
     with pytest.raises(RuntimeError, match="same device"):
@@ -89,6 +89,45 @@ def test_a_microbatch_crosses_encoded_twice_each_way(codec: ActivationCodecName,
     assert 0 <= flags <= 4 * tensors.shape[0] * tensors.shape[1], "whether each was valid, in a byte or so a token"
     assert (copies.num_to_device, copies.num_to_host) == (2, 4)
     assert not copies.waits, "the host waits for what it fetches, and for nothing else"
+
+
+@pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_on_cuda_nothing_is_waited_for_but_events(codec: ActivationCodecName) -> None:
+    tensors, flat = stage_of(settings_of(codec, "bf16"), 1, "cuda:0")
+    weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device="cuda:0")
+    body = tensors.codec.encode(torch.randn(tensors.shape))
+
+    def microbatch() -> None:
+        y, saved = tensors.forward(weights, tensors.x(body, b""), ())
+        tensors.sent(y)
+        grad_x = tensors.backward(saved, tensors.gradient(body), into)
+        assert grad_x is not None
+        tensors.answered(grad_x)
+
+    microbatch()
+    torch.cuda.set_sync_debug_mode("error")  # events are no error to it
+    try:
+        microbatch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_on_cuda_the_same_microbatch_has_the_same_bits(dtype: str) -> None:
+    tiny = TinyRun(num_stages=1, hidden_size=512, vocab_size=1000, sequence_length=1024)
+    plain = tiny.settings()
+    settings = replace(plain, model=replace(plain.model, compute_dtype=dtype))  # type: ignore[arg-type]
+    tensors, flat = stage_of(settings, 0, "cuda:0")
+    weights, ids = tensors.model.weights(flat), torch.randint(0, 1000, tensors.shape[:2])
+    found = set()
+    for _ in range(8):
+        into = torch.zeros(flat.size, device="cuda:0")
+        _, _, loss = tensors.loss(weights, ids, ids, ())
+        tensors.loss_backward(loss, into)
+        found.add(tensors.model.link.fetch(into).numpy().tobytes())
+    assert len(found) == 1
 
 
 def test_at_the_ends_ids_cross_and_losses_do() -> None:

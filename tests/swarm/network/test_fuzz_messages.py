@@ -48,7 +48,7 @@ from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.round.words import Reduction, Word, Words
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
-from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
+from swarm.host_protocol import AccusationPiece, Credited, HonestAudits, RelayOffer, StepReport
 from swarm.manifest.amendment import packed_changes
 from swarm.manifest.signed_run import NOTHING_BEFORE, Amendment, Ending
 from swarm.manifest.value import settings_from_value
@@ -305,6 +305,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         RelayOffer(peer_id=host, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
+        HonestAudits(numeric_class="torch-2.13.0/cpu-avx2/bf16", num_audits=3, share=0.25),
         _step_report(),
     ]
 
@@ -316,7 +317,7 @@ def _punch_question(host: PeerId) -> Asked:
 
 
 def _step_report() -> StepReport:
-    examples: dict[Any, Any] = {int: 7, float: 0.5, bytes: bytes(32)}
+    examples: dict[Any, Any] = {int: 7, float: 0.5, bytes: bytes(32), str: "torch-2.13.0/cpu-avx2/bf16"}
     types = get_type_hints(StepReport)
     return StepReport(**{field.name: examples.get(types[field.name], ()) for field in fields(StepReport)})
 

@@ -4,16 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from kernels.norms import RUN_VALUES
 from swarm.averaging.encoded import Encoded
 from swarm.core.errors import LocalError
 from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RunSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
+from swarm.model.link import link_to
+from swarm.optim import adamw_there
 from swarm.optim.carried_moments import Carried, CarriedMoments
 from swarm.optim.exact import ExactOptimizer, longest_first_moment
 from swarm.optim.factored_moments import from_means, means_of
-from swarm.optim.local_window import LocalWindow
+from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.local_window import LocalWindow, WindowThere
+from tests.pretend_device import OTHERS
 from tests.verification.exhibits import small_settings
 
 STEPS = 4
@@ -39,7 +45,7 @@ def taken(run: RunSettings, start: np.ndarray, version: int, carried: Carried, s
     window = LocalWindow(run, LAYOUT)
     window.begin(start, version, carried)
     for gradient in gradients(seed):
-        window.take(gradient)
+        window.take_mean(gradient)
     window.end()
     return window
 
@@ -66,7 +72,7 @@ def test_inner_steps_are_adamws_from_moments_that_go_on() -> None:
     first = np.minimum(first, longest_first_moment(optimizer) * np.sqrt(second))
     for number, gradient in enumerate(gradients(1)):
         rate = learning_rate(run.inner, version * STEPS + number)
-        assert window.take(gradient).learning_rate == rate
+        assert window.take_mean(gradient).learning_rate == rate
         first = optimizer.beta1 * first + (1 - optimizer.beta1) * gradient
         second = optimizer.beta2 * second + (1 - optimizer.beta2) * gradient.astype(np.float64) ** 2
         unbiased = np.sqrt(second / (1 - optimizer.beta2 ** (STEPS + number + 1)))
@@ -107,11 +113,11 @@ def test_a_window_knows_nothing_but_what_is_carried(codec: AveragingCodecName) -
     used = LocalWindow(run, LAYOUT)
     used.begin(start * 2, 1, begun)
     for gradient in gradients(2):
-        used.take(gradient)
+        used.take_mean(gradient)
     fresh = taken(run, start, 5, begun, 3)
     used.begin(start, 5, begun)
     for gradient in gradients(3):
-        used.take(gradient)
+        used.take_mean(gradient)
     used.end()
     for part in carried.parts:
         np.testing.assert_array_equal(fresh.values(part), used.values(part))
@@ -141,7 +147,7 @@ def test_no_step_is_long_whatever_is_said_of_moments() -> None:
         lie.append(carried.parts.result_codec(2).encode(second * np.float32(share), seed=bytes(32)))
         window = LocalWindow(run, LAYOUT)
         window.begin(start, 1, carried.after(carried.at_first(), [*lie]))
-        rate = window.take(gradients(4)[0] * np.float32(1e-3)).learning_rate
+        rate = window.take_mean(gradients(4)[0] * np.float32(1e-3)).learning_rate
         beta1, beta2 = run.optimizer.beta1, run.optimizer.beta2
         corrected = np.sqrt(1 - beta2 ** (STEPS + 1)) / (1 - beta1 ** (STEPS + 1))
         most = rate * longest_first_moment(run.optimizer) * corrected
@@ -153,7 +159,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step() -> None:
     window = LocalWindow(run, LAYOUT)
     window.begin(start, 0, CarriedMoments(run, LAYOUT).at_first())
     with pytest.raises(LocalError, match="nothing was changed"):
-        window.take(np.full(SIZE, np.nan, dtype=np.float32))
+        window.take_mean(np.full(SIZE, np.nan, dtype=np.float32))
     window.end()
     assert window.steps_taken == 0
     assert not window.values(slice(0, SIZE)).any()
@@ -167,3 +173,50 @@ def test_the_outer_step_is_exactly_the_weights_less_the_mean() -> None:
         out = np.empty_like(weights)
         optimizer.step(weights, mean, step=version, clip_norm=run.outer.max_norm, out=out)
         np.testing.assert_array_equal(out, weights - mean)
+
+
+@pytest.mark.parametrize("device", OTHERS)
+def test_on_a_device_every_bit_is_the_hosts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw_there, "PIECE_VALUES", 2 * RUN_VALUES)
+    layout = ParameterLayout.of({"a.norm": (3,), "matrix": (129, 257), "norm": (17,), "z": (2, 5)})
+    run, rng, link = settings(), np.random.default_rng(3), link_to(torch.device(device))
+    start = rng.standard_normal(layout.num_values, dtype=np.float32)
+    carried = CarriedMoments(run, layout)
+    here, there = LocalWindow(run, layout), WindowThere(run, layout, link)
+    for version in (0, 1):  # the second begins with moments of the first
+        begun = carried.at_first() if version == 0 else carried.after(carried.at_first(), said(carried, here))
+        for window in (here, there):
+            window.begin(start, version, begun)
+        for _ in range(STEPS):
+            # Of every magnitude: moments and weights that are flushed, and some that are below 2^-126 on the way.
+            values = np.ldexp(rng.standard_normal(layout.num_values), rng.integers(-140, 12, layout.num_values))
+            values[::11] = 0.0
+            sums = [GradientSum(layout.num_values), GradientSum(layout.num_values, link)]
+            for gradient in sums:
+                gradient.flat.copy_(torch.from_numpy(values.astype(np.float32)))
+                gradient.add_tokens(7)
+            assert here.take(sums[0]) == there.take(sums[1])
+            weights = link.fetch(there.weights).numpy()
+            assert weights.tobytes() == np.asarray(here.weights).tobytes()
+        for window in (here, there):
+            window.end()
+        for part in carried.parts:
+            assert there.values(part).tobytes() == here.values(part).tobytes()
+
+
+@pytest.mark.parametrize("device", OTHERS)
+def test_on_a_device_too_a_batch_that_is_not_finite_changes_nothing(device: str) -> None:
+    run, link = settings(), link_to(torch.device(device))
+    window, start = WindowThere(run, LAYOUT, link), np.ones(SIZE, dtype=np.float32)
+    window.begin(start, 0, CarriedMoments(run, LAYOUT).at_first())
+    gradient = GradientSum(SIZE, link)
+    with pytest.raises(LocalError, match="no microbatch"):
+        window.take(gradient)
+    gradient.flat.fill_(torch.inf)
+    gradient.add_tokens(3)
+    with pytest.raises(LocalError, match="norm inf"):
+        window.take(gradient)
+    assert window.steps_taken == 0
+    window.end()
+    assert not window.values(slice(0, SIZE)).any()
+    assert not window.values(slice(SIZE, 2 * SIZE)).any()

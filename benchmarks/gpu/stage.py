@@ -1,26 +1,20 @@
 """What share of its arithmetic a device spends on a stage's microbatches, beside the same stage in plain PyTorch.
 
-    python -m benchmarks.gpu_stage --json
-
 "Ours" is all that a peer does of a microbatch: activations decoded from the wire's bytes and encoded to them, gradients
 summed in fp32. "With rounds" has a thread beside it that takes the gradient's mean to the host and brings weights back
 without a pause. "Plain" is the same layers in the compute type throughout, on tensors that lie on the device already,
 with gradients summed by autograd; "autocast" the same on fp32 weights. They take turns, and each figure is the median.
-
-`--smoke` takes tiny models, for machines without a GPU.
 """
 
-import argparse
 import copy
-import json
 import statistics
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,7 +126,7 @@ class Bench:
         for name, view in self.model.layout.views(self.flat).items():
             if "norm" in name:
                 view[:] = 1.0
-        settings = _settings(model, case, self.wire)
+        settings = settings_of(model, case, self.wire)
         self.tensors = TensorPass(settings, self.model)
         self.parts = Parts.of(settings, self.model.layout)
         self.weights = self.model.weights(self.flat)
@@ -197,7 +191,17 @@ class Bench:
             else:
                 torch.autograd.backward((y,), (grad_y.to(y.dtype),))
 
-        return run
+        return partial(_as_it_comes, run)
+
+
+def _as_it_comes(run: Callable[[], None]) -> None:
+    """PyTorch without deterministic kernels, which ours has for its whole process."""
+    had = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        run()
+    finally:
+        torch.use_deterministic_algorithms(had)
 
 
 def _filled(stack: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -210,9 +214,7 @@ def _filled(stack: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return made
 
 
-def _settings(model: ModelSettings, case: Case, wire: str) -> RunSettings:
-    from dataclasses import replace
-
+def settings_of(model: ModelSettings, case: Case, wire: str) -> RunSettings:
     plain = TinyRun().settings()
     codecs = CodecSettings(activations=wire, activation_gradients=wire)  # type: ignore[arg-type]
     return replace(
@@ -305,34 +307,4 @@ def measured(bench: Bench, *, times: int, turns: int) -> dict[str, Any]:
         "of_plain": round(medians["plain"] / medians["ours"], 3),
         "of_plain_with_rounds": round(medians["plain"] / medians["with rounds"], 3),
         "rounds_beside": num_rounds,
-        "gib": round(torch.cuda.max_memory_allocated(bench.device) / 2**30, 2) if bench.device.type == "cuda" else None,
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="write one JSON object")
-    parser.add_argument("--smoke", action="store_true", help="tiny models")
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--wire", default="int8", choices=("fp32", "bf16", "int8", "int4", "int4h"))
-    parser.add_argument("--compute", default="bf16", choices=("fp32", "bf16"))
-    chosen = parser.parse_args(arguments)
-    device = torch.device(chosen.device)
-    found = []
-    for case in SMOKE if chosen.smoke else CASES:
-        bench = Bench(case, device, chosen.compute, chosen.wire)
-        found.append(measured(bench, times=2 if chosen.smoke else 8, turns=1 if chosen.smoke else 5))
-        del bench
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        if not chosen.json:
-            sys.stdout.write(json.dumps(found[-1]) + "\n")
-    if chosen.json:
-        sys.stdout.write(
-            json.dumps({"device": str(device), "torch": torch.__version__, "cases": found}, indent=2) + "\n"
-        )
-
-
-if __name__ == "__main__":
-    main()
