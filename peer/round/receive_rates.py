@@ -10,9 +10,9 @@ from swarm.core.ranking import rank
 from swarm.core.round.contribution import MAX_RATES, Rate, Roster
 
 SMOOTHING = 0.3
-"""Share of the newest round in the average."""
-MIN_BYTES = 1 << 20
-"""Less than this, of one peer in one round, measures nothing but delays."""
+"""Share of the newest round in the average of seconds a byte: a line that has become slow is known at once."""
+MIN_BYTES, MIN_S = 1 << 20, 4.0
+"""Fewer bytes of one peer in one round measure nothing but delays, if they came sooner."""
 
 
 class ReceiveRates:
@@ -38,9 +38,10 @@ class ReceiveRates:
     def end_round(self) -> None:
         """Take what the round has shown into the averages."""
         for peer, (last, num_bytes) in self._round.items():
-            if num_bytes >= MIN_BYTES and last > self._began:
-                rate = num_bytes / (last - self._began)
-                self._average[peer] = rate + (1 - SMOOTHING) * (self._average.get(peer, rate) - rate)
+            took_s = last - self._began
+            if took_s > 0 and (num_bytes >= MIN_BYTES or took_s >= MIN_S):
+                rate = num_bytes / took_s
+                self._average[peer] = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / self._average.get(peer, rate))
         self._round.clear()
 
     def of(self, members: tuple[PeerId, ...], *, me: PeerId) -> tuple[Rate, ...]:

@@ -45,8 +45,9 @@ class RoundBasis(Row, kind="basis"):
     previous_late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
     """Of the previous members, as `late`."""
     late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
-    """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers: they lead
-    behind all others, and reduce nothing while there are others."""
+    """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers, or come much
+    slower than others', by those of members who weigh more than half: they lead behind all others, and reduce nothing
+    while there are others."""
 
     @once
     def name(self) -> bytes:

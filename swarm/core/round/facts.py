@@ -60,7 +60,7 @@ class RoundFacts:
     amendments: int = 0
     """Of the run, in force: tickets of before are none any more."""
     late: tuple[PeerId, ...] = ()
-    """Members whose lines were too slow when they were last waited for (`RoundBasis.late`)."""
+    """Members whose lines are too slow (`RoundBasis.late`)."""
 
     @classmethod
     def of_basis(

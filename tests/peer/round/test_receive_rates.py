@@ -32,13 +32,14 @@ def test_a_rate_is_of_all_bytes_since_the_roster_and_averaged_over_rounds() -> N
         rates.arrived(A, MIB, now=float(count))
         rates.begin(first, now=float(count))  # it is known already
     rates.arrived(B, MIB // 2, now=1.0)  # so little measures nothing
+    rates.arrived(D, MIB // 8, now=4.0)  # unless it takes long
     rates.end_round()
-    assert rates.of((A, B, C), me=C) == (Rate(A, 20),)
+    assert rates.of((A, B, C, D), me=C) == (Rate(A, 20), Rate(D, 15))
     rates.begin(roster(1), now=10.0)
     for count in range(1, 5):
-        rates.arrived(A, 16 * MIB, now=10.0 + count)
+        rates.arrived(A, MIB // 16, now=10.0 + count)
     rates.end_round()
-    assert rates.of((A, B, C), me=C) == (Rate(A, 22),)  # 0.3 * 16 + 0.7 * 1 MiB/s
+    assert rates.of((A, B, C), me=C) == (Rate(A, 17),)  # 0.3 * 16 + 0.7 * 1 seconds a MiB
     assert rates.of((A, B), me=A) == ()
 
 

@@ -1,0 +1,36 @@
+"""Whose lines are slow, by what other members of a round have measured and signed (`Contribution.rates`)."""
+
+from collections.abc import Iterable, Mapping
+
+from swarm.core.ids import PeerId
+from swarm.core.round.contribution import Contribution
+
+SLOW_OCTAVES = 3
+"""So far below the fastest: more than four times slower. Lines that share a receiver's differ by one or two."""
+
+
+def slow_lines(contributions: Iterable[Contribution], weights: Mapping[PeerId, int]) -> frozenset[PeerId]:
+    """Members whose parts come in much slower than the fastest one's.
+
+    A member's octave counts as so high, or so low, as others say who together weigh more than half of all others. As
+    nobody weighs more than a third (`swarm.core.seats`), liars who weigh less than a third neither slow anybody down
+    nor raise the fastest. A contribution rates a few members only (`MAX_RATES`): among many nobody is found slow.
+    """
+    said: dict[PeerId, list[tuple[int, int]]] = {}
+    for made in contributions:
+        for rate in made.rates:
+            said.setdefault(rate.peer_id, []).append((rate.octave, weights.get(made.peer_id, 0)))
+    half = {peer: (sum(weights.values()) - weights.get(peer, 0)) / 2 for peer in said}
+    fastest = max((_reached(sorted(said[peer], reverse=True), half[peer]) or 0 for peer in said), default=0)
+    lows = {peer: _reached(sorted(said[peer]), half[peer]) for peer in said}
+    return frozenset(peer for peer, low in lows.items() if low is not None and low <= fastest - SLOW_OCTAVES)
+
+
+def _reached(said: Iterable[tuple[int, int]], half: float) -> int | None:
+    """The octave, of some with weights, by which more than `half` of the weight has been met; None: so much is not."""
+    met = 0
+    for octave, weight in said:
+        met += weight
+        if met > half:
+            return octave
+    return None
