@@ -8,6 +8,7 @@ reduce, have less to send, and soon reduce nearly everything.
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
 from swarm.core.round.contribution import MAX_RATES, Rate, Roster
+from swarm.core.state.slow_lines import SLOW_OCTAVES
 
 SMOOTHING = 0.3
 """Share of the newest round in the average of seconds a byte: a line that has become slow is known at once."""
@@ -43,6 +44,12 @@ class ReceiveRates:
                 rate = num_bytes / took_s
                 self._average[peer] = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / self._average.get(peer, rate))
         self._round.clear()
+
+    def slow(self) -> frozenset[PeerId]:
+        """Whose parts come in much slower here than the fastest one's: to wait for them helps no round."""
+        octaves = {peer: int(rate).bit_length() for peer, rate in self._average.items()}
+        fastest = max(octaves.values(), default=0)
+        return frozenset(peer for peer, octave in octaves.items() if octave <= fastest - SLOW_OCTAVES)
 
     def of(self, members: tuple[PeerId, ...], *, me: PeerId) -> tuple[Rate, ...]:
         """What is known of the other members, in the order of peer ids; of many, of some that are drawn."""

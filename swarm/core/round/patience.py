@@ -7,7 +7,8 @@ While parts are awaited under a roster, nobody turns from its leader before redu
 they see what comes to them, and a view that ends sooner begins their waits anew.
 
 A member's parts are waited for while they come, until most others' are all here; from then on as long again as the run
-allows of the step's time. Who let rounds wait for nothing lately is not waited for at all.
+allows of the step's time. Who let rounds wait for nothing lately, or is known to be much slower, is not waited for at
+all.
 """
 
 import math
@@ -72,7 +73,7 @@ class Waits:
     """Of a member that lives: how long nothing need come of it, between two messages on the slowest line; where a phase
     was measured on faster ones, it says nothing of that."""
     not_waited_for: frozenset[PeerId] = frozenset()
-    """Who was waited for in vain lately."""
+    """Who was waited for in vain lately, or whose parts came much slower than others'."""
 
 
 @dataclass
