@@ -28,16 +28,23 @@ class ReceiveRates:
     def begin(self, roster: Roster, *, now: float) -> None:
         """This roster is known, the round's first or another: its members begin to send, if they did not before."""
         if roster is not self._roster:
+            self._take()
             self._roster, self._began = roster, now
-            self._round.clear()
 
     def arrived(self, peer: PeerId, num_bytes: int, *, now: float) -> None:
-        """Parts of the present round are here."""
+        """Parts of the present round are here. Before its roster is known here they measure nothing."""
+        if self._roster is None:
+            return
         _, before = self._round.get(peer, (now, 0))
         self._round[peer] = (now, before + num_bytes)
 
     def end_round(self) -> None:
-        """Take what the round has shown into the averages."""
+        """The version has turned."""
+        self._take()
+        self._roster = None
+
+    def _take(self) -> None:
+        """What was seen under the roster goes into the averages."""
         for peer, (last, num_bytes) in self._round.items():
             took_s = last - self._began
             if took_s > 0 and (num_bytes >= MIN_BYTES or took_s >= MIN_S):

@@ -53,7 +53,9 @@ def with_reducers(
 ) -> Roster:
     """The roster with a live reducer for each part in each cohort: one of the cohort, if one of it lives.
 
-    Of `held`, the reducers so far, those stay who are live or whose part is `done`: nothing moves twice.
+    Where at least half of them contribute, the others reduce nothing: who had nothing to bring may well have a line too
+    slow to get work by, of which nobody has measured anything. Of `held`, the reducers so far, those stay who are live
+    or whose part is `done`: nothing moves twice.
     """
     if not roster.contributions:
         return replace(roster, reducers=())
@@ -61,6 +63,8 @@ def with_reducers(
     reducers: list[PeerId] = []
     for cohort in roster.cohorts:
         near = [peer for peer in live if peer in cohort] or live
+        able = [peer for peer in near if roster.contribution_of(peer) is not None]
+        near = able if 2 * len(able) >= len(near) else near
         order = rotated(near, roster.step + roster.revision + 1)  # whoever leads first has enough to do
         turns = reducer_turns(order, roster.contributions)
         reducers += [turns[part % len(turns)] for part in range(num_parts)]

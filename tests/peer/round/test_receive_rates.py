@@ -49,8 +49,14 @@ def test_a_rate_begins_anew_with_another_roster() -> None:
     rates.arrived(A, MIB, now=1.0)
     rates.begin(roster(0), now=8.0)  # the first one's reducer was lost
     rates.arrived(A, 4 * MIB, now=9.0)
+    assert rates.of((A, B), me=B) == (Rate(A, 20),)  # what the first one has shown
     rates.end_round()
-    assert rates.of((A, B), me=B) == (Rate(A, 22),)
+    rates.arrived(A, MIB, now=20.0)  # of the next round, whose roster is not known
+    rates.begin(roster(1), now=20.0)
+    for count in range(1, 9):
+        rates.arrived(A, 4 * MIB, now=20.0 + count)
+        rates.begin(roster(1 + count), now=20.0 + count)
+    assert rates.of((A, B), me=B) == (Rate(A, 21),)
 
 
 def test_who_is_much_slower_than_the_fastest_is_known_here_alone() -> None:
