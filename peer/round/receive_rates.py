@@ -53,10 +53,10 @@ class ReceiveRates:
         self._round.clear()
 
     def slow(self) -> frozenset[PeerId]:
-        """Whose parts come in much slower here than the fastest one's: to wait for them helps no round."""
+        """Whose parts come in much slower here than those of half of the others: to wait for them helps no round."""
         octaves = {peer: int(rate).bit_length() for peer, rate in self._average.items()}
-        fastest = max(octaves.values(), default=0)
-        return frozenset(peer for peer, octave in octaves.items() if octave <= fastest - SLOW_OCTAVES)
+        usual = sorted(octaves.values())[len(octaves) // 2] if octaves else 0
+        return frozenset(peer for peer, octave in octaves.items() if octave <= usual - SLOW_OCTAVES)
 
     def of(self, members: tuple[PeerId, ...], *, me: PeerId) -> tuple[Rate, ...]:
         """What is known of the other members, in the order of peer ids; of many, of some that are drawn."""

@@ -59,14 +59,14 @@ def test_a_rate_begins_anew_with_another_roster() -> None:
     assert rates.of((A, B), me=B) == (Rate(A, 21),)
 
 
-def test_who_is_much_slower_than_the_fastest_is_known_here_alone() -> None:
+def test_who_is_much_slower_than_half_of_the_others_is_known_here_alone() -> None:
     rates = ReceiveRates()
     assert rates.slow() == frozenset()
     rates.begin(roster(0), now=0.0)
-    for peer, num_bytes in ((A, 8 * MIB), (B, 2 * MIB), (C, MIB // 2)):
+    for peer, num_bytes in ((A, 64 * MIB), (B, 8 * MIB), (C, 2 * MIB), (D, MIB // 2)):
         rates.arrived(peer, num_bytes, now=8.0)
     rates.end_round()
-    assert rates.slow() == {C}
+    assert rates.slow() == {D}
 
 
 @dataclass

@@ -36,6 +36,15 @@ def test_words_of_half_of_all_others_are_not_enough() -> None:
     assert slow_lines(HONEST, dict.fromkeys(PEERS, 8)) == frozenset(), "three of six"
 
 
+def test_one_line_far_faster_than_all_others_makes_none_of_them_slow() -> None:
+    peers = PEERS[:5]
+    made = [
+        contribution(peer, **{other: 30 if other == A else 15 for other in peers if other != peer}) for peer in peers
+    ]
+    assert slow_lines(made, dict.fromkeys(peers, 8)) == frozenset()
+    assert slow_lines(made[1:], {**dict.fromkeys(peers, 8), A: 16}) == frozenset()
+
+
 def test_liars_below_a_third_slow_nobody_down_and_hide_no_slow_one_of_others() -> None:
     rng = random.Random(7)
     weights = dict.fromkeys(PEERS, 8)
