@@ -185,6 +185,16 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
 
 
+def test_who_brought_nothing_reduces_nothing_where_at_least_half_did() -> None:
+    """A line too slow to get work by is one that nobody has measured."""
+    facts, _ = facts_and_rounds(4)
+    idle = facts.members[:3]
+    for num_idle in range(4):
+        commits = {peer: contribution(peer, num_work=peer not in idle[:num_idle]) for peer in facts.members}
+        reducers = {*roster_of(facts, commits=commits, revision=1).reducers, *roster_of(facts, commits=commits).reducers}
+        assert reducers == {*facts.members} - ({*idle[:num_idle]} if num_idle <= 2 else set())
+
+
 def test_a_reducer_far_slower_than_the_others_is_relieved_though_its_bytes_still_come() -> None:
     """Of one whose line had a tenth of the others' rate no round came: each byte bought it another wait."""
     facts, (leader, second, third) = facts_and_rounds(3)
