@@ -210,7 +210,7 @@ class RoundLead:
         others = tuple(sorted({*self.ballots.voters, *self.facts.members} - {self.me}))
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
-            out += self.reduction.fetch_missing(proposal.result)
+            out += self.reduction.fetch_missing(proposal.result, now=now)
         vote = self.voter.cast(proposal)
         if vote is not None and self.me in self.ballots.voters:
             self.ballots.votes[self.me] = vote
@@ -244,7 +244,7 @@ class RoundLead:
         if out or self.ballots.proposal is not proposal:
             return out
         if proposal.result is not None:
-            out = self.reduction.fetch_missing(proposal.result)
+            out = self.reduction.fetch_missing(proposal.result, now=now)
         silent = tuple(peer for peer in self.ballots.voters if peer != self.me and peer not in self.ballots.votes)
         before = self.ballots.before if proposal.phase == "commit" else None
         again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]

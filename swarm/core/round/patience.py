@@ -108,6 +108,10 @@ class Arrivals:
         """Whatever still comes."""
         return self._began + self.phase_s + self.waits.longest_s
 
+    def is_moving(self, peer: PeerId, *, now: float) -> bool:
+        """Whether bytes were, a moment ago."""
+        return now < self._heard.get(peer, -math.inf) + min(WINDOW_S, 2 * self.phase_s)
+
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
         window_s = max(self.waits.silence_s, min(WINDOW_S, 2 * self.phase_s))
