@@ -10,7 +10,7 @@ SLOW_OCTAVES = 3
 
 
 def slow_lines(contributions: Iterable[Contribution], weights: Mapping[PeerId, int]) -> frozenset[PeerId]:
-    """Members whose parts come in much slower than those of members who weigh more than half of all.
+    """Members whose parts come in much slower than those of members who weigh at least half of all.
 
     A member's octave counts as so high, or so low, as others say who together weigh more than half of all others. As
     nobody weighs more than a third (`swarm.core.seats`), liars who weigh less than a third neither slow anybody down
@@ -25,7 +25,7 @@ def slow_lines(contributions: Iterable[Contribution], weights: Mapping[PeerId, i
     half = {peer: (of_all - weights.get(peer, 0)) / 2 for peer in said}
     highs = {peer: _reached(sorted(said[peer], reverse=True), half[peer]) for peer in said}
     rated = [(high, weights.get(peer, 0)) for peer, high in highs.items() if high is not None]
-    usual = _reached(sorted(rated, reverse=True), of_all / 2)
+    usual = _reached(sorted(rated, reverse=True), (of_all - 1) / 2)
     if usual is None:
         return frozenset()
     lows = {peer: _reached(sorted(said[peer]), half[peer]) for peer in said}

@@ -112,6 +112,18 @@ def test_whose_parts_come_slowly_by_others_words_leads_behind_all_others_until_t
     assert not chain.basis.late
 
 
+def test_who_is_late_by_the_last_round_does_not_lead_the_next_one_and_the_others_keep_their_order() -> None:
+    for number in range(6):
+        chain = StageChain.begin(_genesis(stage=1, members=PEERS[:4]), SETTINGS)
+        for _ in range(number):
+            chain = worked_on(chain, *PEERS[:4])
+        early = chain.leaders(Step(chain.version + 1))
+        slow = early[0]
+        chain = without(chain, slow, *early[1:])
+        assert chain.leaders(Step(chain.version)) == (*early[1:], slow)
+        assert chain.facts(SETTINGS, num_parts=1, phase_s=1.0).leaders == (*early[1:], slow)
+
+
 def led_by_turns(chain: StageChain, *workers: PeerId) -> list[StageChain]:
     chains = []
     for _ in range(3 * len(workers)):
