@@ -66,8 +66,8 @@ class RoundBasis(Row, kind="basis"):
         return {peer: link for peer, link in held if link is not None}
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
-        """Who leads the round in which view: in turn, of the members of the certificate before the version's own; who is
-        late by the version's own comes last."""
+        """Who leads the round in which view: in turn, of the members of the certificate before the version's own, and
+        at last who is late by the version's own."""
         before = dict(zip(self.previous_members, self.previous_work, strict=True))
         first = leaders_of(before, step, late=self.previous_late)
         order = first + tuple(peer for peer in self.members if peer not in first)
