@@ -144,6 +144,8 @@ class RoundLead:
             return []
         missing = self._missing()
         if missing and not late:
+            if set(missing) <= {*self.facts.late} and self.patience.due is not None:
+                self.patience.due = min(self.patience.due, now + self.facts.phase_s)
             return []
         led = self.voter.rosters.get(self.view)
         if led is not None:  # certified before this process was started again: the view has no other
@@ -153,7 +155,8 @@ class RoundLead:
             return []  # promises of a quorum are awaited
         bound = proof.certificate if proof is not None else None
         for peer in missing:
-            self.late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
+            waited_s = (1 if peer in self.facts.late else 3) * self.facts.phase_s
+            self.late[peer] = f"no commitment within {waited_s:.1f} s"
         if bound is not None and bound.phase == "result":
             assert proof is not None
             likely = self.voter.likely[bound.view]
@@ -373,7 +376,7 @@ class RoundLead:
         self.patience.wait(1, now=now)
         missing = self._missing()
         out = self._ask_promises()
-        if missing and not self._asked_again:
+        if not self._asked_again and set(missing) - {*self.facts.late}:
             self._asked_again = True
             return out + self._send_close(missing)
         proposed = self.propose(now, late=True)

@@ -75,6 +75,21 @@ def test_a_leader_proposes_at_once_when_all_are_in_or_gone() -> None:
     assert set(roster.reducers) <= {leader.me, second.me}
 
 
+def test_a_leader_waits_a_phase_for_the_commitment_of_a_late_member_once_all_others_are_there() -> None:
+    facts, _ = facts_and_rounds(4)
+    first, second, third, slow = facts.leaders
+    leader = round_of(replace(facts, late=(slow,)), first)
+    leader.close(reason="full", joins=[], view=0, now=0.0)
+    leader.contributed(contribution(first), now=0.0)
+    assert leader.on_commit(second, 0, contribution(second), None, None, None, now=0.1) == []
+    assert leader.deadline == 2 * facts.phase_s
+    assert leader.on_commit(third, 0, contribution(third), None, None, None, now=0.2) == []
+    assert leader.deadline == 0.2 + facts.phase_s
+    asked = only(leader.tick(now=leader.deadline), SendBallot).proposal
+    assert asked.roster is not None
+    assert [departure.peer_id for departure in asked.roster.leaves] == [slow]
+
+
 def test_no_part_moves_before_the_roster_is_certified() -> None:
     facts, (leader, second, third) = facts_and_rounds(3)
     asked = closed(leader, [second.me])
