@@ -184,8 +184,9 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        # Who brings its own parts too late would bring what it reduces later still.
-        away = {*self.gone, *self.late, *self.leave_out, *(self._missed - {self.me}), *self.facts.late}
+        # Whose own parts a reducer has given up would bring what it reduces later still. Those that come stay where
+        # they are: on a slow line all are missing for a while.
+        away = {*self.gone, *self.late, *self.leave_out, *(self._lacks.keys() - {self.me}), *self.facts.late}
         made = self.reduction.with_reducers(roster, held, away)
         return replace(made, signature=self.sign(made.signed_bytes()))
 
