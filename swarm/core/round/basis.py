@@ -46,8 +46,8 @@ class RoundBasis(Row, kind="basis"):
     """Of the previous members, as `late`."""
     late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
     """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers, or come much
-    slower than others', by those of members who weigh more than half: they lead behind all others, and reduce nothing
-    while there are others."""
+    slower than most others', by those of members who weigh more than half of all others: they lead behind all others,
+    and reduce nothing while there are others."""
 
     @once
     def name(self) -> bytes:

@@ -22,21 +22,21 @@ def slow_lines(contributions: Iterable[Contribution], weights: Mapping[PeerId, i
         for rate in made.rates:
             said.setdefault(rate.peer_id, []).append((rate.octave, weights.get(made.peer_id, 0)))
     of_all = sum(weights.values())
-    half = {peer: (of_all - weights.get(peer, 0)) / 2 for peer in said}
-    highs = {peer: _reached(sorted(said[peer], reverse=True), half[peer]) for peer in said}
+    of_others = {peer: of_all - weights.get(peer, 0) for peer in said}
+    highs = {peer: _reached(sorted(said[peer], reverse=True), of_others[peer]) for peer in said}
     rated = [(high, weights.get(peer, 0)) for peer, high in highs.items() if high is not None]
-    usual = _reached(sorted(rated, reverse=True), (of_all - 1) / 2)
+    usual = _reached(sorted(rated, reverse=True), of_all - 1)
     if usual is None:
         return frozenset()
-    lows = {peer: _reached(sorted(said[peer]), half[peer]) for peer in said}
+    lows = {peer: _reached(sorted(said[peer]), of_others[peer]) for peer in said}
     return frozenset(peer for peer, low in lows.items() if low is not None and low <= usual - SLOW_OCTAVES)
 
 
-def _reached(said: Iterable[tuple[int, int]], half: float) -> int | None:
-    """The octave, of some with weights, by which more than `half` of the weight has been met; None: so much is not."""
+def _reached(said: Iterable[tuple[int, int]], weight_of_all: int) -> int | None:
+    """The octave, of some with weights, by which more than half of this weight has been met; None: so much is not."""
     met = 0
     for octave, weight in said:
         met += weight
-        if met > half:
+        if 2 * met > weight_of_all:
             return octave
     return None
