@@ -185,8 +185,11 @@ class PartExchange:
             of_what = "a fragment of " if fragment is not None else ""
             raise RemoteError("malformed", f"{of_what}{len(heads)} heads of {len(bodies)} parts", sender)
         if fragment is None:
-            return await self._receive_whole(state, machine, sender, kind, heads, bodies)
+            heard = await self._receive_whole(state, machine, sender, kind, heads, bodies)
+            self._measure(sender, kind, body)
+            return heard
         machine.facts.check_member(sender)
+        self._measure(sender, kind, body)
         part = bulk_digest(pack([kind, heads[0]]))
         whole = state.parts.fragments.put(sender, part, fragment, bodies[0], max_bytes=self.max_message_bytes)
         if whole is None:
@@ -198,6 +201,11 @@ class PartExchange:
             raise
         state.parts.fragments.drop(sender, part, fragment)
         return heard
+
+    def _measure(self, sender: PeerId, kind: str, body: memoryview) -> None:
+        """By contributions alone: when a reduced part can be sent is not its sender's choice."""
+        if kind == "contributed":
+            self.rates.arrived(sender, len(body), now=time.monotonic())
 
     def holds(self, state: StepState, sender: PeerId, fields: Fields) -> bool:
         """Whether all parts of a message are here, of which the sender does not know whether it came."""
@@ -259,8 +267,6 @@ class PartExchange:
             return wrong, kept
 
         wrong, kept = await self._context.exact.run(Urgency.ROUND, look)
-        now = time.monotonic()
-        self.rates.arrived(sender, sum(map(len, bodies)), now=now)
 
         def came(part: int, body: Bytes, error: RemoteError | None) -> Heard:
             if error is None:

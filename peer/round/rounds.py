@@ -182,7 +182,7 @@ class StageRounds:
             silence_s=settings.deadlines.call_s
             + expected_s(SHORTEST_BYTES, bytes_per_s(settings.deadlines.least_mbit) / SHARED_BY),
             longest_s=longest_round_s(settings, steps.replica.layout.num_values, len(steps.chain.members)),
-            not_waited_for=self.presence.not_waited_for(),
+            not_waited_for=self.presence.not_waited_for() | self._parts.rates.slow(),
         )
 
     async def _watch_deadlines(self, state: StepState) -> None:

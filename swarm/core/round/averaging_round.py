@@ -479,7 +479,7 @@ class AveragingRound:
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
             owes = bool(self.parts.unproved(proposal.result))
-            out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
+            out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None, now=now)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
         else:
@@ -719,7 +719,7 @@ class AveragingRound:
         everyone = sorted({*self.facts.voters, *self.facts.members})
         others = [peer for peer in everyone if peer != self.me and peer not in away]
         out: Instructions = [SendResult(tuple(others), result)] if others and self._lead.is_on else []
-        return out + self._reduction.fetch_missing(result) + self._finish_if_complete()
+        return out + self._reduction.fetch_missing(result, now=now) + self._finish_if_complete()
 
     def part_fetched(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """Bytes of a part of the result were fetched and match; its reducer's word too, if it is not certified yet."""
@@ -749,7 +749,7 @@ class AveragingRound:
             return []
         self._gone.setdefault(peer, "unreachable")
         if self.result is not None:
-            return self._reduction.fetch_missing(self.result)
+            return self._reduction.fetch_missing(self.result, now=now)
         if peer == self.leader:
             return self._next_view(now)
         if self._lead.asks("result"):
@@ -777,7 +777,7 @@ class AveragingRound:
             return out
         if self.result is not None:
             self._patience.wait(1, now=now)
-            return out + self._reduction.fetch_missing(self.result)
+            return out + self._reduction.fetch_missing(self.result, now=now)
         is_on = self._lead.is_on
         if is_on:
             out += self._lead.is_due(now)

@@ -45,8 +45,9 @@ class RoundBasis(Row, kind="basis"):
     previous_late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
     """Of the previous members, as `late`."""
     late: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)] = ()
-    """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers: they lead
-    behind all others, and reduce nothing while there are others."""
+    """Members whose parts did not come when they were last awaited, by the words of a quorum of reducers, or come much
+    slower than most others', by those of members who weigh more than half of all others: they lead behind all others,
+    and reduce nothing while there are others."""
 
     @once
     def name(self) -> bytes:
@@ -65,10 +66,12 @@ class RoundBasis(Row, kind="basis"):
         return {peer: link for peer, link in held if link is not None}
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
-        """Who leads the round in which view: in turn, of the members of the certificate before the version's own."""
+        """Who leads the round in which view: in turn, of the members of the certificate before the version's own, and
+        at last who is late by the version's own."""
         before = dict(zip(self.previous_members, self.previous_work, strict=True))
         first = leaders_of(before, step, late=self.previous_late)
-        return first + tuple(peer for peer in self.members if peer not in first)
+        order = first + tuple(peer for peer in self.members if peer not in first)
+        return tuple(sorted(order, key=lambda peer: peer in self.late))
 
     def _check_fields(self) -> None:
         if (len(self.members), len(self.previous_members)) != (len(self.work), len(self.previous_work)):

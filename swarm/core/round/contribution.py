@@ -79,7 +79,7 @@ class Contribution(SignedOnce):
     chance: Chance
     """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
-    """Of other members, as measured here: they decide who reduces how much."""
+    """Of other members, as measured here: they decide who reduces how much, and who leads last."""
     charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
     """What the member brings before a jury: by this it is certified before the jurors are drawn."""
 
@@ -466,7 +466,7 @@ class Result(Signed, PackedOnce):
 
     def basis_after(self, before: RoundBasis, work: tuple[int, ...], late: tuple[PeerId, ...] = ()) -> RoundBasis:
         """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
-        member of the version; `late`: those of them whose parts did not come when they were last awaited."""
+        member of the version; `late`: those of them whose lines are too slow."""
         roster, after = self.roster, self.roster.members_after
         revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.committed}
         links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)

@@ -38,7 +38,7 @@ class RoundFacts:
     leaders: tuple[PeerId, ...]
     """Peers in the order in which they lead: view k is led by number k modulo their count. They take turns by the
     certificate before the last, so that it is known while the last round still runs; whoever left since is
-    passed over, whoever joined comes last."""
+    passed over, whoever joined or is late since comes last."""
     weights: Mapping[PeerId, int]
     """Of each vote, in the order of ids: of those who certify the round: members, drawn ones where they are many, and
     others."""
@@ -60,7 +60,7 @@ class RoundFacts:
     amendments: int = 0
     """Of the run, in force: tickets of before are none any more."""
     late: tuple[PeerId, ...] = ()
-    """Members whose lines were too slow when they were last waited for (`RoundBasis.late`)."""
+    """Members whose lines are too slow (`RoundBasis.late`)."""
 
     @classmethod
     def of_basis(

@@ -144,6 +144,8 @@ class RoundLead:
             return []
         missing = self._missing()
         if missing and not late:
+            if set(missing) <= {*self.facts.late} and self.patience.due is not None:
+                self.patience.due = min(self.patience.due, now + self.facts.phase_s)
             return []
         led = self.voter.rosters.get(self.view)
         if led is not None:  # certified before this process was started again: the view has no other
@@ -153,7 +155,8 @@ class RoundLead:
             return []  # promises of a quorum are awaited
         bound = proof.certificate if proof is not None else None
         for peer in missing:
-            self.late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
+            waited_s = (1 if peer in self.facts.late else 3) * self.facts.phase_s
+            self.late[peer] = f"no commitment within {waited_s:.1f} s"
         if bound is not None and bound.phase == "result":
             assert proof is not None
             likely = self.voter.likely[bound.view]
@@ -181,8 +184,9 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        # Who brings its own parts too late would bring what it reduces later still.
-        away = {*self.gone, *self.late, *self.leave_out, *(self._missed - {self.me}), *self.facts.late}
+        # Whose own parts a reducer has given up would bring what it reduces later still. Those that come stay where
+        # they are: on a slow line all are missing for a while.
+        away = {*self.gone, *self.late, *self.leave_out, *(self._lacks.keys() - {self.me}), *self.facts.late}
         made = self.reduction.with_reducers(roster, held, away)
         return replace(made, signature=self.sign(made.signed_bytes()))
 
@@ -210,7 +214,7 @@ class RoundLead:
         others = tuple(sorted({*self.ballots.voters, *self.facts.members} - {self.me}))
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
-            out += self.reduction.fetch_missing(proposal.result)
+            out += self.reduction.fetch_missing(proposal.result, now=now)
         vote = self.voter.cast(proposal)
         if vote is not None and self.me in self.ballots.voters:
             self.ballots.votes[self.me] = vote
@@ -244,7 +248,7 @@ class RoundLead:
         if out or self.ballots.proposal is not proposal:
             return out
         if proposal.result is not None:
-            out = self.reduction.fetch_missing(proposal.result)
+            out = self.reduction.fetch_missing(proposal.result, now=now)
         silent = tuple(peer for peer in self.ballots.voters if peer != self.me and peer not in self.ballots.votes)
         before = self.ballots.before if proposal.phase == "commit" else None
         again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
@@ -373,7 +377,7 @@ class RoundLead:
         self.patience.wait(1, now=now)
         missing = self._missing()
         out = self._ask_promises()
-        if missing and not self._asked_again:
+        if not self._asked_again and set(missing) - {*self.facts.late}:
             self._asked_again = True
             return out + self._send_close(missing)
         proposed = self.propose(now, late=True)

@@ -1,13 +1,15 @@
 """How long a member of a round waits: for votes if it leads, else for its leader; and for whose parts.
 
 Deadlines of messages are multiples of `phase_s`: a leader waits 2 before it asks once more, 3 before it goes on without
-a member, 2 before it relieves a reducer of which nothing is heard; others wait 4 before they turn to the next leader,
-and longer each time, so that views do not run away from a stage that is cut in two. While bytes move nobody turns away.
+a member, or 1 once only late ones are missing (`RoundFacts.late`), 2 before it relieves a reducer of which nothing is
+heard; others wait 4 before they turn to the next leader, and longer each time, so that views do not run away from a
+stage that is cut in two. While bytes move nobody turns away.
 While parts are awaited under a roster, nobody turns from its leader before reducers could have said who is silent: only
 they see what comes to them, and a view that ends sooner begins their waits anew.
 
 A member's parts are waited for while they come, until most others' are all here; from then on as long again as the run
-allows of the step's time. Who let rounds wait for nothing lately is not waited for at all.
+allows of the step's time. Who let rounds wait for nothing lately, or is known to be much slower, is not waited for at
+all.
 """
 
 import math
@@ -72,7 +74,7 @@ class Waits:
     """Of a member that lives: how long nothing need come of it, between two messages on the slowest line; where a phase
     was measured on faster ones, it says nothing of that."""
     not_waited_for: frozenset[PeerId] = frozenset()
-    """Who was waited for in vain lately."""
+    """Who was waited for in vain lately, or whose parts came much slower than others'."""
 
 
 @dataclass
@@ -106,6 +108,10 @@ class Arrivals:
     def ends_at(self) -> float:
         """Whatever still comes."""
         return self._began + self.phase_s + self.waits.longest_s
+
+    def is_moving(self, peer: PeerId, *, now: float) -> bool:
+        """Whether bytes were, a moment ago."""
+        return now < self._heard.get(peer, -math.inf) + min(WINDOW_S, 2 * self.phase_s)
 
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""

@@ -53,14 +53,20 @@ def with_reducers(
 ) -> Roster:
     """The roster with a live reducer for each part in each cohort: one of the cohort, if one of it lives.
 
-    Of `held`, the reducers so far, those stay who are live or whose part is `done`: nothing moves twice.
+    Who has nothing to bring, and brought nothing before that anybody measured, reduces nothing where at least half do:
+    its line may well be too slow to get work by. Of `held`, the reducers so far, those stay who are live or whose part
+    is `done`: nothing moves twice.
     """
     if not roster.contributions:
         return replace(roster, reducers=())
     left = left_by(roster)
     reducers: list[PeerId] = []
+    known = {rate.peer_id for made in roster.contributions for rate in made.rates}
+    known |= {made.peer_id for made in roster.contributions}
     for cohort in roster.cohorts:
         near = [peer for peer in live if peer in cohort] or live
+        able = [peer for peer in near if peer in known]
+        near = able if 2 * len(able) >= len(near) else near
         order = rotated(near, roster.step + roster.revision + 1)  # whoever leads first has enough to do
         turns = reducer_turns(order, roster.contributions)
         reducers += [turns[part % len(turns)] for part in range(num_parts)]

@@ -341,17 +341,22 @@ class RoundReduction:
 
     # -- the result's bytes -------------------------------------------------------------------------------
 
-    def fetch_missing(self, result: Result, *, but_coming: bool = False) -> Instructions:
-        """`but_coming`: not what its reducer is sending: a ballot is small, and overtakes the parts on a slow link."""
-        roster = result.roster
+    def fetch_missing(self, result: Result, *, but_coming: bool = False, now: float) -> Instructions:
+        """But for what several reducers are sending at once: then the own line holds it up, and what one slow reducer
+        sends is fetched from others. `but_coming`: nothing need have come yet: a ballot is small, and overtakes the
+        parts on a slow link."""
+        roster, own = result.roster, result.roster.cohort_of[self.me]
         followed = self.roster is not None and self.roster.rank == roster.rank
         out: Instructions = []
-        for reduced in self.parts.lacking(result) if self.is_over else self.parts.unproved(result):
+        wanted = self.parts.lacking(result) if self.is_over else self.parts.unproved(result)
+        reducers = {roster.reducer_of(reduced.part, own) for reduced in wanted if not reduced.is_empty}
+        moving = {peer for peer in reducers if self.arrivals.is_moving(peer, now=now)}
+        coming = reducers if but_coming else moving if len(moving) > 1 else set()
+        for reduced in wanted:
             if reduced.is_empty:
                 continue
-            own = roster.cohort_of[self.me]
             reducer, combiner = roster.reducer_of(reduced.part, own), roster.combiner_of(reduced.part)
-            if but_coming and followed and reducer not in self.gone:
+            if reducer in coming and followed and reducer not in self.gone:
                 continue
             near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)
             # Whoever seems gone is asked last: it may be back.

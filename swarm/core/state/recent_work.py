@@ -28,16 +28,17 @@ class RecentWork(Row, kind="recent work"):
     idle: Annotated[int, Integer(high=1 << 52)] = 0
     """Versions since the last that it brought work to, or since it came, in which the stage had work."""
     is_late: bool = False
-    """Its parts did not come in time when it last had a contribution on a roster (`Roster.left_out`)."""
+    """Its parts did not come in time when it last had a contribution on a roster (`Roster.left_out`), or they come much
+    slower than others' (`swarm.core.state.slow_lines`)."""
 
     @property
     def total(self) -> int:
         return sum(self.tokens)
 
-    def and_then(self, tokens: int, *, is_left_out: bool) -> "RecentWork":
+    def and_then(self, tokens: int, *, is_late: bool) -> "RecentWork":
         """After one version more, to which it brought so many."""
         newest, idle = (*self.tokens, tokens)[-RECENT_VERSIONS:], 0 if tokens else self.idle + 1
-        return RecentWork(self.peer_id, newest, idle, is_left_out or (self.is_late and not tokens))
+        return RecentWork(self.peer_id, newest, idle, is_late or (self.is_late and not tokens))
 
 
 @dataclass(frozen=True)
@@ -82,21 +83,21 @@ def worked(
     done: Mapping[PeerId, int],
     members: Iterable[PeerId],
     *,
-    left_out: Container[PeerId] = (),
+    late: Container[PeerId] = (),
 ) -> tuple[RecentWork, ...]:
-    """After a round in which these tokens were done, and these members' contributions were left out, of those who are
+    """After a round in which these tokens were done, and to which these members' lines were too slow, of those who are
     members then; who comes has done nothing."""
     held = {one.peer_id: one for one in before}
     if not any(done.values()):
         return tuple(held.get(peer, RecentWork(peer, ())) for peer in members)
     return tuple(
-        held[peer].and_then(done.get(peer, 0), is_left_out=peer in left_out) if peer in held else RecentWork(peer, ())
+        held[peer].and_then(done.get(peer, 0), is_late=peer in late) if peer in held else RecentWork(peer, ())
         for peer in members
     )
 
 
 def late_of(recent: Iterable[RecentWork]) -> tuple[PeerId, ...]:
-    """Whose lines were too slow for the last round that they had something to bring to."""
+    """Whose lines were too slow, as far as is known of the last round that they had something to bring to."""
     return tuple(one.peer_id for one in recent if one.is_late)
 
 

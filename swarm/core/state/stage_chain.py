@@ -21,9 +21,11 @@ from swarm.core.record import Record, SignedValue
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
+from swarm.core.seats import seats
 from swarm.core.settings import RunSettings
 from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, late_of, worked
 from swarm.core.state.result_size import most_work
+from swarm.core.state.slow_lines import slow_lines
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,8 @@ class StageChain(Record):
         if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
-        left_out = {lost.peer_id for lost in roster.left_out}
-        done = worked(self.recent_work, done_in(result, self.weights_of(roster, settings)), members, left_out=left_out)
+        late = slow_lines(roster.committed, seats(self.basis.work_of)) | {lost.peer_id for lost in roster.left_out}
+        done = worked(self.recent_work, done_in(result, self.weights_of(roster, settings)), members, late=late)
         leases = self.leases
         if self.stage == 0:
             ids = [item.microbatch_id for work in self.work_done(result, settings).values() for item in work]

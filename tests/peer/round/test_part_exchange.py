@@ -481,6 +481,20 @@ def test_fragments_make_a_part_in_whatever_order_they_come_and_however_often(sce
     assert [bytes(body) for body in scene.state.parts.reduced.values()] == [bytes(GOOD[1])]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_line_is_measured_by_contributions_alone_and_by_their_fragments_as_they_come(
+    scene: Scene, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[int] = []
+    monkeypatch.setattr(scene.exchange.rates, "arrived", lambda peer, num_bytes, *, now: came.append(num_bytes))
+    for whole in (reduced([1], GOOD[1:2]), contributed([2], [GOOD[2]])):
+        messages = fragments_of(whole, count) if count > 1 else [whole]
+        for message in messages:
+            scene.receive(**message)
+    assert len(came) == count
+    assert sum(came) == len(GOOD[2])
+
+
 def test_part_that_is_sent_again_may_be_cut_otherwise(scene: Scene) -> None:
     whole = contributed([0], [GOOD[0]])
     scene.receive(**fragments_of(whole, 2)[0])

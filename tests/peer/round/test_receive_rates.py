@@ -32,13 +32,14 @@ def test_a_rate_is_of_all_bytes_since_the_roster_and_averaged_over_rounds() -> N
         rates.arrived(A, MIB, now=float(count))
         rates.begin(first, now=float(count))  # it is known already
     rates.arrived(B, MIB // 2, now=1.0)  # so little measures nothing
+    rates.arrived(D, MIB // 8, now=4.0)  # unless it takes long
     rates.end_round()
-    assert rates.of((A, B, C), me=C) == (Rate(A, 20),)
+    assert rates.of((A, B, C, D), me=C) == (Rate(A, 20), Rate(D, 15))
     rates.begin(roster(1), now=10.0)
     for count in range(1, 5):
-        rates.arrived(A, 16 * MIB, now=10.0 + count)
+        rates.arrived(A, MIB // 16, now=10.0 + count)
     rates.end_round()
-    assert rates.of((A, B, C), me=C) == (Rate(A, 22),)  # 0.3 * 16 + 0.7 * 1 MiB/s
+    assert rates.of((A, B, C), me=C) == (Rate(A, 17),)  # 0.3 * 16 + 0.7 * 1 seconds a MiB
     assert rates.of((A, B), me=A) == ()
 
 
@@ -48,8 +49,24 @@ def test_a_rate_begins_anew_with_another_roster() -> None:
     rates.arrived(A, MIB, now=1.0)
     rates.begin(roster(0), now=8.0)  # the first one's reducer was lost
     rates.arrived(A, 4 * MIB, now=9.0)
+    assert rates.of((A, B), me=B) == (Rate(A, 20),)  # what the first one has shown
     rates.end_round()
-    assert rates.of((A, B), me=B) == (Rate(A, 22),)
+    rates.arrived(A, MIB, now=20.0)  # of the next round, whose roster is not known
+    rates.begin(roster(1), now=20.0)
+    for count in range(1, 9):
+        rates.arrived(A, 4 * MIB, now=20.0 + count)
+        rates.begin(roster(1 + count), now=20.0 + count)
+    assert rates.of((A, B), me=B) == (Rate(A, 21),)
+
+
+def test_who_is_much_slower_than_half_of_the_others_is_known_here_alone() -> None:
+    rates = ReceiveRates()
+    assert rates.slow() == frozenset()
+    rates.begin(roster(0), now=0.0)
+    for peer, num_bytes in ((A, 64 * MIB), (B, 8 * MIB), (C, 2 * MIB), (D, MIB // 2)):
+        rates.arrived(peer, num_bytes, now=8.0)
+    rates.end_round()
+    assert rates.slow() == {D}
 
 
 @dataclass

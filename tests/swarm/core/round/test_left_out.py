@@ -111,6 +111,22 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
     facts.check_result(certified(facts, result), verify, certified=True)
 
 
+def test_whose_parts_were_missing_for_a_while_goes_on_reducing_when_another_is_left_out() -> None:
+    facts, _ = facts_and_rounds(4)
+    first, second, third, slow = facts.leaders
+    leader = round_of(facts, first)
+    roster = led_roster(leader)
+    leader.on_missing(second, 0, [first, third, slow], [], now=1.0)
+    leader.on_missing(third, 0, [first, second, slow], [], now=1.0)
+    out: Instructions = []
+    for lack in lacks(roster, slow, [first, second, third]):
+        out += leader.on_missing(lack.reducer, 0, [slow], [(slow, lack.signature)], now=LATER_S)
+    smaller = only(out, SendRoster).roster
+    kept = [reducer for reducer in smaller.reducers if reducer in (second, third)]
+    assert kept == [reducer for reducer in roster.reducers if reducer in (second, third)] != []
+    assert slow not in smaller.reducers
+
+
 def test_what_was_certified_proves_only_what_comes_of_it_by_enough_words() -> None:
     facts, (first, second, third, slow) = facts_and_rounds(4)
     roster = roster_of(facts)

@@ -23,7 +23,7 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Exclusion, ReducedPart
+from swarm.core.round.contribution import Exclusion, Rate, ReducedPart
 from swarm.core.round.lead import MAX_RELIEFS
 from swarm.core.round.voting import Proof, quorum
 from tests.swarm.core.round.round_members import (
@@ -73,6 +73,21 @@ def test_a_leader_proposes_at_once_when_all_are_in_or_gone() -> None:
     assert [made.peer_id for made in roster.contributions] == sorted([leader.me, second.me])
     assert [departure.peer_id for departure in roster.leaves] == [third.me]
     assert set(roster.reducers) <= {leader.me, second.me}
+
+
+def test_a_leader_waits_a_phase_for_the_commitment_of_a_late_member_once_all_others_are_there() -> None:
+    facts, _ = facts_and_rounds(4)
+    first, second, third, slow = facts.leaders
+    leader = round_of(replace(facts, late=(slow,)), first)
+    leader.close(reason="full", joins=[], view=0, now=0.0)
+    leader.contributed(contribution(first), now=0.0)
+    assert leader.on_commit(second, 0, contribution(second), None, None, None, now=0.1) == []
+    assert leader.deadline == 2 * facts.phase_s
+    assert leader.on_commit(third, 0, contribution(third), None, None, None, now=0.2) == []
+    assert leader.deadline == 0.2 + facts.phase_s
+    asked = only(leader.tick(now=leader.deadline), SendBallot).proposal
+    assert asked.roster is not None
+    assert [departure.peer_id for departure in asked.roster.leaves] == [slow]
 
 
 def test_no_part_moves_before_the_roster_is_certified() -> None:
@@ -183,6 +198,22 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     assert third.aggregated(reduced_part(0, facts.members), now=0.4) == []
     out = third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3, revision=2), now=0.5)
     assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
+
+
+def test_who_brought_nothing_reduces_nothing_where_at_least_half_did() -> None:
+    """A line too slow to get work by is one that nobody has measured."""
+    facts, _ = facts_and_rounds(4)
+    idle = facts.members[:3]
+    for num_idle in range(4):
+        commits = {peer: contribution(peer, num_work=peer not in idle[:num_idle]) for peer in facts.members}
+        reducers = {
+            *roster_of(facts, commits=commits, revision=1).reducers,
+            *roster_of(facts, commits=commits).reducers,
+        }
+        assert reducers == {*facts.members} - ({*idle[:num_idle]} if num_idle <= 2 else set())
+    worker = replace(contribution(facts.members[3]), rates=(Rate(idle[0], 15),))
+    commits = {peer: contribution(peer, num_work=0) for peer in idle} | {worker.peer_id: worker}
+    assert {*roster_of(facts, commits=commits).reducers} == {idle[0], worker.peer_id}, "the one was measured before"
 
 
 def test_a_reducer_far_slower_than_the_others_is_relieved_though_its_bytes_still_come() -> None:
@@ -297,6 +328,23 @@ def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_ag
     for made in result.parts[:-1]:
         assert second.on_reduced(third.me, made, now=0.2) == []
     assert only(second.on_reduced(third.me, result.parts[-1], now=0.3), SendVote).vote.voter == second.me
+
+
+def test_what_several_reducers_are_sending_at_once_is_not_fetched_beside_it() -> None:
+    """The own line holds it up. What one alone is sending it may send slowly, and others have it."""
+    facts, (first, second, third, fourth) = facts_and_rounds(4)
+    roster = roster_of(facts, reducers=(first.me, third.me, fourth.me))
+    result = certified(facts, result_of(facts, roster))
+    second.on_roster(first.me, roster, now=0.0)
+    for moving in (first, third):
+        second.moved(moving.me, now=0.5)
+    assert [one.part for one in second.on_result(result, now=1.0) if isinstance(one, FetchPart)] == [2]
+    for _ in range(2):
+        now = second.deadline
+        assert now is not None
+        second.moved(first.me, now=now)
+        out = second.tick(now=now)
+    assert [one.part for one in out if isinstance(one, FetchPart)] == [0, 1, 2]
 
 
 def test_a_leader_goes_on_without_a_silent_members_vote_only_late_and_with_a_quorum() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from swarm.core.canonical import pack, unpack
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.basis import leaders_of
-from swarm.core.round.contribution import Exclusion, LeftOut, ReducedPart
+from swarm.core.round.contribution import Exclusion, LeftOut, Rate, ReducedPart
 from swarm.core.state.recent_work import RECENT_VERSIONS, RecentWork, Shares, done_in, founding_work, worked
 from swarm.core.state.stage_chain import StageChain
 from tests.swarm.core.state.test_stage_chain import PEERS, SETTINGS, _genesis, _result, _work
@@ -85,6 +85,43 @@ def test_who_was_left_out_leads_behind_all_others_until_it_brings_something_agai
     chain = worked_on(chain, slow, *others)
     assert not chain.basis.late
     assert slow in {worked.leaders(Step(worked.version + 1))[0] for worked in led_by_turns(chain, slow, *others)}
+
+
+def test_whose_parts_come_slowly_by_others_words_leads_behind_all_others_until_they_come_faster() -> None:
+    members = PEERS[:4]
+    chain = StageChain.begin(_genesis(stage=1, members=members), SETTINGS)
+    slow, others = members[0], members[1:]
+
+    def measured(octave: int) -> StageChain:
+        """After a round of the others' work: what they say of the slow one's line, which brings nothing."""
+        result = _result(chain, {peer: (_work(100 * int(chain.version) + at),) for at, peer in enumerate(others)})
+        made = tuple(
+            replace(one, rates=tuple(Rate(p, octave if p == slow else 17) for p in members if p != one.peer_id))
+            for one in result.roster.contributions
+        )
+        return chain.advance(replace(result, roster=replace(result.roster, contributions=made)), SETTINGS)
+
+    chain = measured(13)
+    assert chain.basis.late == (slow,)
+    for _ in range(8):
+        assert chain.leaders(Step(chain.version + 1))[-1] == slow
+        chain = measured(13)
+    chain = measured(16)
+    assert chain.basis.late == (slow,), "it has brought nothing since"
+    chain = worked_on(chain, slow, *others)
+    assert not chain.basis.late
+
+
+def test_who_is_late_by_the_last_round_does_not_lead_the_next_one_and_the_others_keep_their_order() -> None:
+    for number in range(6):
+        chain = StageChain.begin(_genesis(stage=1, members=PEERS[:4]), SETTINGS)
+        for _ in range(number):
+            chain = worked_on(chain, *PEERS[:4])
+        early = chain.leaders(Step(chain.version + 1))
+        slow = early[0]
+        chain = without(chain, slow, *early[1:])
+        assert chain.leaders(Step(chain.version)) == (*early[1:], slow)
+        assert chain.facts(SETTINGS, num_parts=1, phase_s=1.0).leaders == (*early[1:], slow)
 
 
 def led_by_turns(chain: StageChain, *workers: PeerId) -> list[StageChain]:
