@@ -27,8 +27,9 @@ from swarm.network.punch import puncher, seen
 from verification.audit import owed, probation, verdicts
 from verification.kinds import equivocation
 from verification.pipeline import headers
+from verification.replay import evidence_file
 from verification.round import papers
-from verification.state import anchor, state_statement
+from verification.state import anchor, past, state_statement
 
 Kind: TypeAlias = type[Any]
 """A record's class."""
@@ -37,7 +38,7 @@ PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
     *(host_protocol, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
-    *(verdicts, anchor, chance, seen, puncher, posting),
+    *(verdicts, anchor, chance, seen, puncher, posting, evidence_file, past),
 )
 """Modules with records, which are loaded by this. A test looks for others."""
 BASES = frozenset({Signed, SignedOnce, SignedRecord, SignedValue, Record, Row})
