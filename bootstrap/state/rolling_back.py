@@ -32,7 +32,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.state.coming_back import AHEAD
+from swarm.core.state.coming_back import AHEAD, highest_said
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import STANDING
 from swarm.network.transport import Message, Transport
@@ -301,8 +301,8 @@ class RollingBack:
         training = [peer for peer in self.progress.present() if self.justice.may_train(peer)]
         said = await asyncio.gather(*(standing(peer) for peer in training))
         total = self.run.settings.optimizer.total_steps
-        highest = max([int(followed.version) for followed in self.followed.values()])
-        version = max([highest, *(number for number in said if number <= total)]) + AHEAD
+        known = max(int(followed.version) for followed in self.followed.values())
+        version = highest_said(known, said) + AHEAD
         if version % self.run.settings.checkpoint.every_steps == 0:
             version += 1  # a checkpoint of its own is due there
         if version >= total:

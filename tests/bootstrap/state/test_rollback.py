@@ -6,7 +6,9 @@ import random
 import signal
 import string
 import tempfile
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,19 +17,22 @@ from bootstrap.owner.trouble import Notice
 from bootstrap.program.books import Books
 from bootstrap.program.held_run import HeldRun
 from bootstrap.program.ledger import Ledger
-from bootstrap.state.rolling_back import NEWEST, Plan, Wish, plan
+from bootstrap.state.rolling_back import NEWEST, Plan, RollingBack, Wish, plan
 from bootstrap.state.run_folder import prepare_run
 from swarm.cli import ExitCode, run
 from swarm.core.errors import SettingsError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.host_protocol import ROLLBACK
+from swarm.core.state.coming_back import AHEAD
+from swarm.host_protocol import ROLLBACK, STANDING
 from swarm.manifest.file import parse_manifest
+from swarm.network.memory import MemoryNetwork
 from swarm.network.services.host_service import serve_owner_of_host
 from swarm.network.transport import Message
 from tests.bootstrap.state.hosted import commanded, hosted
 from tests.process_swarm import ProcessSwarm, Zygote
-from tests.swarm_in_process import Event, InProcessSwarm, manifest_of, prepare, sample_text, swarm_in_process
+from tests.swarm_in_process import Event, InProcessSwarm, identity_of, manifest_of, prepare, sample_text, swarm_in_process
+from tests.verification.exhibits import small_settings
 
 PEER = PeerId("peer")
 
@@ -141,6 +146,37 @@ def test_a_host_that_ends_meanwhile_is_not_waited_for(tmp_path: Path, capsys: py
     ended = asyncio.Event()
     asyncio.run(ask())
     assert "has ended without an answer" in capsys.readouterr().err
+
+
+class Unused(SimpleNamespace):
+    """What a rollback needs besides what a test is about."""
+
+
+@pytest.mark.parametrize("boast", [99, 80, 1 << 62])
+def test_no_single_peer_says_how_far_the_run_has_come(boast: int) -> None:
+    """Who says that its stage is at the run's end would keep the owner from going back, or have the run go on from
+    there: the steps between are never taken."""
+
+    async def scenario() -> int:
+        network = MemoryNetwork(random.Random(0))
+        host, liar = network.transport(identity_of(0)), network.transport(identity_of(1))
+
+        async def on_standing(sender: PeerId, request: Message) -> Message:
+            return Message({"version": boast})
+
+        liar.serve(STANDING, on_standing, max_body_bytes=0)
+        settings = replace(small_settings(1), optimizer=replace(small_settings(1).optimizer, total_steps=100))
+        known: dict[str, Any] = dict.fromkeys((one.name for one in fields(RollingBack) if one.init), Unused())
+        known |= {
+            "run": Unused(settings=settings),
+            "transport": host,
+            "progress": Unused(present=lambda: [liar.peer_id]),
+            "justice": Unused(may_train=lambda peer: True),
+            "followed": {0: Unused(version=20)},
+        }
+        return await RollingBack(**known)._unreached()
+
+    assert 20 + AHEAD <= asyncio.run(scenario()) <= 20 + 2 * AHEAD + 1
 
 
 # -- a live swarm ----------------------------------------------------------------------------------------------
