@@ -31,7 +31,15 @@ from swarm.network.services.host_service import serve_owner_of_host
 from swarm.network.transport import Message
 from tests.bootstrap.state.hosted import commanded, hosted
 from tests.process_swarm import ProcessSwarm, Zygote
-from tests.swarm_in_process import Event, InProcessSwarm, identity_of, manifest_of, prepare, sample_text, swarm_in_process
+from tests.swarm_in_process import (
+    Event,
+    InProcessSwarm,
+    identity_of,
+    manifest_of,
+    prepare,
+    sample_text,
+    swarm_in_process,
+)
 from tests.verification.exhibits import small_settings
 
 PEER = PeerId("peer")
