@@ -81,3 +81,17 @@ def test_an_askers_next_try_near_by_does_not_wait_for_its_earlier_one() -> None:
         await asked.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.timeout(20)
+def test_strangers_tries_near_by_keep_no_member_from_one() -> None:
+    """One try at a time is at ports that are counted up: who is not expected gives its turn up to who is."""
+
+    async def scenario() -> None:
+        asked = puncher()
+        assert await asks(asked, STRANGERS[0], 0, near=True)
+        assert await asks(asked, MEMBERS[0], 0, near=True)
+        assert not await asks(asked, STRANGERS[1], 0, near=True)
+        await asked.close()
+
+    asyncio.run(scenario())
