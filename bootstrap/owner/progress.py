@@ -170,9 +170,10 @@ class RunProgress:
 
     def honest_audits(self) -> list[tuple[str, str, int, float]]:
         """Numeric classes of auditors and of those audited, how many audits between them found nothing, and the largest
-        share of the fraud bound; those with most audits first. By the auditors' word."""
+        share of the fraud bound; those with most audits first. By the word of members who audit."""
         found: dict[tuple[str, str], tuple[int, float]] = {}
-        for last in (figures.last for figures in self.peers.values() if figures.last is not None):
+        members = (figures for figures in self.peers.values() if figures.is_member)
+        for last in (figures.last for figures in members if figures.last is not None):
             for audits in last.honest_audits:
                 pair = last.numeric_class, audits.numeric_class
                 num_audits, share = found.get(pair, (0, 0.0))
