@@ -64,6 +64,14 @@ def test_auto_goes_back_before_the_trouble_and_skips_its_steps_and_the_one_befor
     assert plan(Wish(None, None), versions=[0, 4], notices=[skipped], ids_of=ids_of) == Plan(0, ((8, 16),))
 
 
+def test_no_single_peer_says_how_far_back_or_which_data() -> None:
+    """Who has nothing to add, says so or keeps its parts back at any step it likes, and has spoilt nothing."""
+    told = [Notice("not_finite", 5, 0, (PEER,), (), "it says so"), Notice("left_out", 6, 0, (PEER,), (), "no parts")]
+    skipped = Notice("skipped", 14, 1, (PEER,), (), "long")
+    made = plan(Wish(None, None), versions=[4, 8, 12, 16], notices=[*told, skipped], ids_of=ids_of)
+    assert made == Plan(12, ((52, 60),))
+
+
 def test_what_is_named_is_taken_as_it_is() -> None:
     assert plan(Wish(None, ()), versions=[4, 8], notices=[spike(5)], ids_of=ids_of) == Plan(8, ())
     assert plan(Wish(4, ((1, 3),)), versions=[4, 8], notices=[], ids_of=ids_of) == Plan(4, ((1, 3),))
@@ -74,6 +82,8 @@ def test_what_is_named_is_taken_as_it_is() -> None:
     [
         (Wish(None, None), [], "nothing was noticed lately"),
         (Wish(None, None), [Notice("stalled", 9, 0, (), (), "silent")], "nothing was noticed lately"),
+        (Wish(None, None), [Notice("not_finite", 6, 0, (PEER,), (), "it says so")], "nothing was noticed lately"),
+        (Wish(None, None), [Notice("left_out", 6, 0, (PEER,), (), "no parts")], "nothing was noticed lately"),
         (Wish(5, ()), [], "--to 5: no such version is kept; choose one of 4, 8"),
         (Wish(None, None), [spike(3)], "up to 2: no such version is kept"),
         (Wish(None, ((0, 1 << 30),)), [], "skip less"),
