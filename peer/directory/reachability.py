@@ -18,6 +18,7 @@ from enum import Enum
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
+from swarm.log_format import printable
 from swarm.network.addresses import knock
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.dial_back import DialledBack
@@ -176,7 +177,7 @@ class Reachability:
                 await self._transport.connect(offer.peer_id, _dialled(offer))
                 place = await self._transport.take_place(offer.peer_id)
             except TransientError as error:
-                refusals.append(str(error)[:MAX_CAUSE])
+                refusals.append(printable(str(error))[:MAX_CAUSE])
             else:
                 self._take(offer, offer.peer_id, place)
                 return
@@ -197,7 +198,9 @@ class Reachability:
         with contextlib.suppress(TransientError):
             for told in (await self._directory.lookup(relay_topic(self._host))).values():
                 with contextlib.suppress(RemoteError):
-                    offers.append(replace(RelayOffer.from_value(told), carries_bulk=True))  # the host's alone may not
+                    offer = RelayOffer.from_value(told)
+                    if offer.peer_id is not None:
+                        offers.append(replace(offer, carries_bulk=True))  # the host's alone may not
         drawn = sorted(offers, key=lambda offer: (offer.peer_id != self._relay, self._draw(offer)))
         return drawn[:MAX_RELAYS_TRIED]
 

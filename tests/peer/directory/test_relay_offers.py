@@ -12,13 +12,15 @@ from peer.directory.reachability import MAX_RELAYS_TRIED, Reach, Reachability
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.host_protocol import MAX_RELAY_ADDRESSES, relay_topic
+from swarm.host_protocol import MAX_RELAY_ADDRESSES, RelayOffer, relay_topic
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.p2pd.relay_place import RelayPlace
+from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of
 from tests.verification.exhibits import RUN_ID, small_settings
 
+CLEARS = "\x1b[2J"
 HOST, ME, RELAY = identity_of(0), identity_of(1), identity_of(2)
 GOOD = f"/ip4/203.0.114.5/tcp/4000/p2p/{RELAY.peer_id}"
 
@@ -105,6 +107,26 @@ def test_another_peers_offer_does_not_say_where_a_relay_is_that_has_given_a_plac
         assert transport.asked == [RELAY.peer_id, RELAY.peer_id]
         assert transport.relayed == taken
         assert transport.relay_carries_bulk
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_the_hosts_and_acts_on_no_terminal() -> None:
+    """Why a peer has no relay is told in its owner's status."""
+
+    class Refused(Hidden):
+        async def call(self, *args: Any, **more: Any) -> Message:
+            return Message(RelayOffer(refusal=f"{CLEARS}not now").to_value())
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        offer: dict[str, Value] = {"peer_id": None, "addresses": [], "refusal": "nobody asked", "carries_bulk": True}
+        await network.directory(RELAY).publish(relay_topic(HOST.peer_id), offer, ttl_s=100.0)
+        reach = reachability(Refused(), network)
+        await reach._take_place()
+        assert "not now" in reach.why
+        assert "nobody asked" not in reach.why
+        assert reach.why.isprintable()
 
     asyncio.run(scenario())
 
