@@ -17,7 +17,7 @@ import random
 import secrets
 import socket
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -176,6 +176,8 @@ class Puncher:
         """By who asked, and its session."""
         self._answering: set[PeerId] = set()
         """Whose question is being answered."""
+        self._dialled = Counter[PeerId]()
+        """Whose tries are gone on with, as long as anything is dialled for them."""
         self._limits = Limits()
         self._one_near = asyncio.Lock()
         """Two tries at ports that are counted up would move each other's. Whom nobody expects waits for no turn, and
@@ -269,6 +271,8 @@ class Puncher:
         agreed = self._agreed.pop((sender, session), None)
         if agreed is None:
             raise TransientError("no punch was agreed on, or it is over")
+        self._dialled[sender] += 1
+        agreed.turn.callback(self._dialled_no_more, sender)
         meeting = _Meeting(
             agreed.seat.ports,
             agreed.targets,
@@ -284,9 +288,12 @@ class Puncher:
         """Whether one more of its tries may be taken part in; its earlier one is over. All strangers share a fourth."""
         for peer, session in [agreed for agreed in self._agreed if agreed[0] == sender]:
             self._forget(peer, session)
-        at_it = {*self._answering, *(peer for peer, _ in self._agreed)}
+        at_it = [*self._answering, *(peer for peer, _ in self._agreed), *self._dialled.elements()]
         strangers = sum(map(self._around.is_stranger, at_it))
         return len(at_it) < MOST_AT_ONCE and not (is_stranger and strangers >= MOST_AT_ONCE // STRANGERS_SHARE)
+
+    def _dialled_no_more(self, sender: PeerId) -> None:
+        self._dialled -= Counter([sender])  # and forgets who has none
 
     # The asker's side.
 
