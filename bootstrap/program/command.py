@@ -1,7 +1,6 @@
 """`swarm host`: a run's manifest becomes a host that peers can join."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ import click
 
 from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
+from swarm.log_format import log_to_terminal
 from swarm.network.addresses import beside, listen_multiaddress
 from swarm.readable import duration_text
 from swarm.release import checked_release
@@ -101,9 +101,7 @@ def command(
 
     When the run is over its peers go, and the host goes on serving what came of it.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_terminal(verbose=verbose)
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.program.state_folder import LOG_FORMAT, HeldFolder, StateFolder
+from peer.program.state_folder import HeldFolder, StateFolder
 from swarm.core.errors import SettingsError
 from swarm.core.owner.guest import GIB
 from swarm.core.owner.limits import LIMITS, OwnerLimits
+from swarm.log_format import LogFormatter
 from swarm.network.addresses import beside, listen_multiaddress
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> It
     before = root.level
     root.setLevel(logging.INFO)
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        handler.setFormatter(LogFormatter())
         root.addHandler(handler)
     try:
         yield
