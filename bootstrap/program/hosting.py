@@ -168,7 +168,9 @@ class Hosting:
                 total = prepared.settings.optimizer.total_steps
                 self._show({"event": "stopped", "version": host.progress.done_versions(), "total_steps": total})
             elif not settings.ends_with_run and not stop.is_set():
-                self._show({"event": "over", "invite": doors.invite.line(), **host.outcome()})
+                adapters = prepared.settings.model.has_base
+                over = {"event": "over", "invite": doors.invite.line(), "adapters": adapters}
+                self._show({**over, **host.outcome()})
                 await _any_of(stop, full, transport.ended, host.amending.done)
                 _check(host, full, transport.ended)
                 if host.amending.done.is_set():

@@ -177,7 +177,9 @@ def _chats(folder: Path, count: int) -> Path:
 def test_conversations_lie_whole_in_samples_and_what_is_cut_or_left_out_is_named(tmp_path: Path) -> None:
     tokenizer, path = small_chat_tokenizer(tmp_path / "t"), _chats(tmp_path, 400)
     table = _table(path, kind="chat", tokenizer=str(tokenizer), sequence_length=96)
-    prepared = prepare_data(table, tmp_path / "out")
+    said = list[str]()
+    prepared = prepare_data(table, tmp_path / "out", said.append)
+    assert f"to train on, {prepared.num_train_targets:,} of which are learnt; " in said[-1]
     _check_record(prepared)
     marks = prepare.marks_of(table)
     assert (marks.documents, marks.answers, prepared.token_bytes) == (True, True, 2)
