@@ -109,7 +109,7 @@ def prepare_data(data: DataTable, out_dir: Path, say: Callable[[str], None] = lo
     _check_length(prepared, data)
     for one in prepared.skipped:
         say(str(one))
-    say(_counted(prepared))
+    say(_counted(prepared, of_answers=data.learnt == "answers"))
     return prepared
 
 
@@ -327,9 +327,8 @@ def _from(source: Corpus, file: int, documents: int) -> Iterator[tuple[tuple[int
             yield (at, before), document.text
 
 
-def _counted(prepared: PreparedData) -> str:
-    learnt = prepared.num_train_targets
-    some = "" if learnt == prepared.num_train_tokens else f", {learnt:,} of which are learnt"
+def _counted(prepared: PreparedData, *, of_answers: bool) -> str:
+    some = f", {prepared.num_train_targets:,} of which are learnt" if of_answers else ""
     return f"{prepared.num_train_tokens:,} tokens to train on{some}; {prepared.num_held_out_tokens:,} held out"
 
 

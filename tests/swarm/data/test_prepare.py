@@ -41,8 +41,10 @@ def _check_record(prepared: PreparedData) -> None:
 
 def test_each_document_is_on_one_side(tmp_path: Path) -> None:
     text = _folder(tmp_path / "text", 600)
-    prepared = prepare_data(_table(text), tmp_path / "out")
+    said = list[str]()
+    prepared = prepare_data(_table(text), tmp_path / "out", said.append)
     _check_record(prepared)
+    assert said == [f"{prepared.num_train_tokens:,} tokens to train on; {prepared.num_held_out_tokens:,} held out"]
     assert (prepared.tokenizer, prepared.vocab_size, prepared.token_bytes) == ("bytes", 256, 1)
     train, held_out = (path.read_bytes().split(b"\0")[:-1] for path in (prepared.train_path, prepared.held_out_path))
     assert sorted(train + held_out) == sorted(path.read_bytes() for path in text.iterdir())
