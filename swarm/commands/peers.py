@@ -28,6 +28,7 @@ def command(invite: str, stage: int | None, also_gone: bool, as_json: bool) -> N
 
     from swarm.invite import parse_invite
     from swarm.network.services.coordinator_client import coordinator_client
+    from swarm.readable import wrapped
 
     with coordinator_client(parse_invite(invite)) as client:
         status = client.status()
@@ -36,7 +37,7 @@ def command(invite: str, stage: int | None, also_gone: bool, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(_value(status, peers), indent=2))
         return
-    click.echo(_told(status))
+    click.echo(wrapped(_told(status)))
     for held in status.stages:
         wanted = f", {held.num_missing} more wanted" if held.num_missing else ""
         click.echo(f"stage {held.stage}: version {held.version}, {held.num_present} present{wanted}")
