@@ -3,11 +3,11 @@
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from swarm.disk.whole_file import whole_file
+from swarm.network.addresses import is_free
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class LastPorts:
         goes on listening."""
         port = self._noted().get(what, 0)
         for _ in range(round(FREED_WITHIN_S / LOOK_AGAIN_S)):
-            if port == 0 or _is_free(host, port):
+            if port == 0 or is_free(host, port):
                 return port
             await asyncio.sleep(LOOK_AGAIN_S)
         log.warning(
@@ -47,13 +47,3 @@ class LastPorts:
             return {str(what): int(port) for what, port in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except (OSError, OverflowError):
-            return False
-        return True
