@@ -11,7 +11,7 @@ from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
 from swarm.log_format import log_to_terminal
 from swarm.network.addresses import beside, listen_multiaddress
-from swarm.readable import duration_text
+from swarm.readable import duration_text, wrapped
 from swarm.release import checked_release
 
 BULK_SHARE = 0.5
@@ -198,9 +198,9 @@ class _Shown:
             return
         match event:
             case {"event": "verdict", "verdict": verdict}:
-                click.echo(verdict)
+                click.echo(wrapped(verdict))
             case {"event": "preparing", "what": what}:
-                click.echo(f"{what} ...")
+                click.echo(wrapped(what))
             case {"event": "listening", "invite": invite, "run_id": run_id}:
                 if event["admission"] == "ticket":
                     click.echo(f"run {run_id[:12]}: make invites with\n    swarm ticket create {event['folder']}")
@@ -238,7 +238,7 @@ class _Shown:
             case {"event": "disk_full", "reason": reason}:
                 click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
             case {"event": "notice"}:
-                click.echo(line_of(event))
+                click.echo(wrapped(line_of(event)))
             case {"event": "rolled_back", "from": before, "to": to, "version": version}:
                 click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
             case {"event": "amending", "version": version, "changes": changes}:
@@ -257,10 +257,13 @@ class _Shown:
                 click.echo(f"the last peer of stage {stage} has left its state of version {version} here")
             case {"event": "over", "checkpoint": checkpoint, "held_out_loss": loss, "invite": invite}:
                 fell = "" if None in loss.values() else f": held-out loss {loss['start']:.3f} to {loss['end']:.3f}"
-                click.echo(f"the run is over{fell}; this host goes on serving what came of it until Ctrl-C")
+                click.echo(wrapped(f"the run is over{fell}; this host goes on serving what came of it until Ctrl-C"))
+                what = "adapters" if event["adapters"] else "model"
                 if checkpoint is not None:
-                    click.echo(f"take it from here:     swarm export {Path(checkpoint).parent} model")
-                click.echo(f"or from anywhere else: swarm pull '{invite}' model")
+                    click.echo(f"take it from here:     swarm export {Path(checkpoint).parent} {what}")
+                click.echo(f"or from anywhere else: swarm pull '{invite}' {what}")
+                if event["adapters"]:
+                    click.echo("with --base MODEL, the folder that the run began from, either makes a whole model")
             case {"event": "stopped", "version": version, "total_steps": total}:
                 click.echo(
                     f"stopped at step {version} of {total}: the swarm trains on; the same line takes the run up again"

@@ -20,6 +20,7 @@ from bootstrap.directory.relaying import HostRelay, RelaySettings
 from bootstrap.owner.desk import HostDesk
 from bootstrap.program.held_run import HeldRun
 from bootstrap.program.host import Host, HostSettings
+from bootstrap.program.last_ports import LastPorts
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchiveCopies
 from bootstrap.state.run_folder import PreparedRun, taken_up_again
@@ -91,6 +92,7 @@ class Hosting:
 
     async def run(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises DiskFullError where the disk does not take the end either."""
+        self._settings = await _at_last_ports(self._settings, LastPorts(prepared.folder.root))
         async with Tracking([_job(place, prepared) for place in self._settings.track], self._show):
             await self._go_on(prepared, stop)
         self._show({"event": "finished"})
@@ -146,6 +148,7 @@ class Hosting:
                 host.relay = relay
                 beside.append(relay)
             self._settings = settings
+            LastPorts(prepared.folder.root).note(_ports(settings))
             if prepared.archive is not None:
                 copies = _copies(prepared, host, self._show)
                 opened.callback(copies.close)
@@ -168,7 +171,9 @@ class Hosting:
                 total = prepared.settings.optimizer.total_steps
                 self._show({"event": "stopped", "version": host.progress.done_versions(), "total_steps": total})
             elif not settings.ends_with_run and not stop.is_set():
-                self._show({"event": "over", "invite": doors.invite.line(), **host.outcome()})
+                adapters = prepared.settings.model.has_base
+                over = {"event": "over", "invite": doors.invite.line(), "adapters": adapters}
+                self._show({**over, **host.outcome()})
                 await _any_of(stop, full, transport.ended, host.amending.done)
                 _check(host, full, transport.ended)
                 if host.amending.done.is_set():
@@ -256,6 +261,28 @@ async def _ended(task: asyncio.Future[None]) -> None:
     (found,) = await asyncio.gather(task, return_exceptions=True)
     if isinstance(found, Exception):
         raise found
+
+
+async def _at_last_ports(settings: HostingSettings, last: LastPorts) -> HostingSettings:
+    """With those that the run's host had, where any port is asked for."""
+    listen, doors = settings.listen, settings.doors
+    if port_of(listen) == 0:
+        listen = at_port(listen, await last.free("listen", listen.split("/")[2]))
+    service = await _at_last_port("service", doors.service, last)
+    web = None if doors.web is None else await _at_last_port("web", doors.web, last)
+    return replace(settings, listen=listen, doors=replace(doors, service=service, web=web))
+
+
+async def _at_last_port(what: str, asked: str, last: LastPorts) -> str:
+    """HOST:PORT."""
+    host, _, port = asked.rpartition(":")
+    return asked if port != "0" else f"{host}:{await last.free(what, host.strip('[]'))}"
+
+
+def _ports(settings: HostingSettings) -> dict[str, int]:
+    doors = settings.doors
+    ports = {"listen": port_of(settings.listen), "service": int(doors.service.rpartition(":")[2])}
+    return ports if doors.web is None else ports | {"web": int(doors.web.rpartition(":")[2])}
 
 
 def _job(place: TrackerPlace, prepared: PreparedRun) -> Job:

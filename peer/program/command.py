@@ -216,6 +216,7 @@ async def _join(
     from swarm.network.services.daemon_service import serve_owner_of_daemon
 
     with HeldFolder(state) as held:
+        click.echo("starting, and asking the run's host ...", err=True)  # on a busy machine that takes a minute
         identity = load_or_create_identity(state.identity)
         lines = LogLines()
         with _logging(state, lines, verbose=verbose):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 
 from swarm.core.errors import SettingsError
 
@@ -53,3 +54,14 @@ def port_of(address: str) -> int:
 def at_port(address: str, port: int) -> str:
     """The TCP multiaddress with this port in the place of its own."""
     return "/".join([*address.split("/")[:4], str(port)])
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a program could listen at this TCP port of a numeric address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+        return True
