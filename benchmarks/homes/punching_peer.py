@@ -76,7 +76,7 @@ async def run(address: str, *, relays: bool) -> None:
     try:
         said: dict[str, Any] = {"peer_id": transport.peer_id, "addresses": transport.addresses()}
         if relays:
-            relay = await Relay.start(Identity.generate(), f"/ip4/{address}/tcp/0", RELAYED_BYTES, transport)
+            relay = await Relay.start(Identity.generate(), (f"/ip4/{address}/tcp/0",), RELAYED_BYTES, transport)
             said |= {"relay": relay.peer_id, "relay_addresses": relay.addresses}
         _say(said)
         told = Told(transport)

@@ -34,7 +34,7 @@ from swarm.core.errors import DiskFullError
 from swarm.disk.room import disk_room, full_disk
 from swarm.disk.whole_file import whole_file
 from swarm.manifest.value import json_of, settings_to_value
-from swarm.network.addresses import at_port, port_of
+from swarm.network.addresses import as_had, port_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
@@ -54,8 +54,8 @@ ENOUGH_ROOM_BYTES = 4 << 20
 class HostingSettings:
     """What the owner of a host decides, beside the run's manifest."""
 
-    listen: str
-    """TCP multiaddress of p2p."""
+    listen: tuple[str, ...]
+    """TCP multiaddresses of p2p, of both versions of IP on the same port where one is named."""
     host: HostSettings
     doors: DoorSettings
     relay: RelaySettings | None = None
@@ -84,7 +84,7 @@ class Hosting:
     def __init__(self, settings: HostingSettings, held: HeldRun, show: Callable[[dict[str, Any]], None]) -> None:
         self._settings = settings
         """With the ports that were had, once they are."""
-        asked = port_of(settings.listen)
+        asked = port_of(settings.listen[0])
         self._direct_port = asked + DIRECT_FURTHER if asked else 0
         self._held = held
         self._show = show
@@ -123,7 +123,7 @@ class Hosting:
         """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
         async with contextlib.AsyncExitStack() as opened:
             settings = self._settings
-            network = P2PSettings(listen=(settings.listen,), direct_port=self._direct_port)
+            network = P2PSettings(listen=settings.listen, direct_port=self._direct_port)
             transport = await P2PTransport.create(prepared.host_key, network)
             opened.push_async_callback(transport.close)
             full = asyncio.Event()
@@ -135,9 +135,7 @@ class Hosting:
             host.serve()
             doors = await Doors.open(host, transport, settings.doors, self._show)
             opened.push_async_callback(doors.close)
-            settings = replace(
-                settings, listen=at_port(settings.listen, port_of(transport.addresses()[0])), doors=doors.settings
-            )
+            settings = replace(settings, listen=as_had(settings.listen, transport.addresses()), doors=doors.settings)
             beside: list[HostRelay | ArchiveCopies] = []
             if settings.relay is not None:
                 relay = await HostRelay.open(prepared.folder.root, transport, settings.relay, self._show)

@@ -6,7 +6,7 @@ its own that is counted and ended; what it carries comes in and goes out, and co
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -32,7 +32,7 @@ class VolunteerRelay:
     def __init__(
         self,
         key: Path,
-        listen: str,
+        listen: Sequence[str],
         transport: P2PTransport,
         directory: Directory,
         host: PeerId,

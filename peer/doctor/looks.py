@@ -221,10 +221,10 @@ def _host(addresses: Sequence[str]) -> PeerId:
 def _transport_maker(listen: str) -> Any:
     """Imports what takes seconds, off the event loop."""
     from swarm.identity.key import Identity
-    from swarm.network.addresses import listen_multiaddress
+    from swarm.network.addresses import listen_multiaddresses
     from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 
-    return lambda: P2PTransport.create(Identity.generate(), P2PSettings(listen=(listen_multiaddress(listen),)))
+    return lambda: P2PTransport.create(Identity.generate(), P2PSettings(listen=listen_multiaddresses(listen)))
 
 
 def _dialled(address: str, by_p2pd: dict[str, str] | None, by_libp2p: dict[str, dict[str, Any]]) -> Dialled:

@@ -69,7 +69,24 @@ def test_doors_that_are_taken_are_named(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
+def test_doors_without_a_host_are_open_to_both_versions_of_ip(tmp_path: Path) -> None:
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            settings = DoorSettings(service=":0", web=":0")
+            doors = await Doors.open(host.itself, host.network.transport(host.run.run_key), settings, print)
+            try:
+                assert doors.settings.web is not None
+                ports = [listen.rpartition(":")[2] for listen in (doors.settings.service, doors.settings.web)]
+                listened = [f"/{kind}/tcp/{port}" for kind in ("ip4/127.0.0.1", "ip6/::1") for port in ports]
+                assert set(await answering(listened)) == set(listened)
+            finally:
+                await doors.close()
+
+    asyncio.run(look())
+
+
 def test_ports_lie_beside_the_one_that_was_chosen() -> None:
     assert beside("0.0.0.0:4001", 1) == "0.0.0.0:4002"
     assert beside("[::]:4001", 2) == "[::]:4003"
     assert beside("127.0.0.1:0", 1) == "127.0.0.1:0"
+    assert beside(":4001", 3) == ":4004"

@@ -104,7 +104,7 @@ def test_nobody_relays_unasked(scene: Scene) -> None:
 
 def test_hidden_peers_are_called_through_a_relay_that_counts_and_ends_what_is_too_much(scene: Scene) -> None:
     async def main() -> None:
-        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
+        relay = await Relay.start(Identity.generate(), (LISTEN,), 4 * MIB, scene.host)
         try:
             for transport in (scene.hidden, scene.other):
                 await transport.connect(relay.peer_id, relay.addresses)
@@ -129,7 +129,7 @@ def test_hidden_peers_are_called_through_a_relay_that_counts_and_ends_what_is_to
 
 def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) -> None:
     async def main() -> None:
-        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
+        relay = await Relay.start(Identity.generate(), (LISTEN,), 4 * MIB, scene.host)
         scene.open.can_be_dialled = True
         try:
             await scene.hidden.connect(relay.peer_id, relay.addresses)
@@ -160,7 +160,7 @@ class HiddenPeer:
     def __init__(self, scene: Scene, folder: Path, budget_bytes: int) -> None:
         self.scene = scene
         self.folder = folder
-        self.settings = RelaySettings(listen=LISTEN, budget_bytes=budget_bytes, bulk_bytes=MIB // 2)
+        self.settings = RelaySettings(listen=(LISTEN,), budget_bytes=budget_bytes, bulk_bytes=MIB // 2)
         self.told: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
@@ -225,7 +225,7 @@ def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene:
         await telling.join(host.addresses())
         volunteer = VolunteerRelay(
             tmp_path / "relay.key",
-            LISTEN,
+            (LISTEN,),
             scene.open,
             telling,
             host.peer_id,
