@@ -40,7 +40,8 @@ class Told:
         await transport.connect(PeerId(order["host"]), order["host_addresses"])
         await transport.connect(PeerId(order["relay"]), order["relay_addresses"])
         await transport.take_place(PeerId(order["relay"]))
-        transport.host, transport.can_be_dialled = PeerId(order["host"]), False
+        transport.host = PeerId(order["host"])
+        transport.dialled_back = await transport.ask_to_be_dialled(transport.host)
         at = f"/p2p-circuit/p2p/{transport.peer_id}"
         transport.relayed = tuple(f"{address}{at}" for address in order["relay_addresses"])
         return {"addresses": [*transport.relayed]}

@@ -6,6 +6,7 @@ import importlib.metadata
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 import psutil
@@ -172,15 +173,15 @@ class Examination:
         mapper = PortMapper.of_this_home() if self.folder.load_limits().router_ports == "ask" else None
         try:
             told = await transport.ask_to_be_dialled(host)
-            if not told.answers and mapper is not None:
+            if told.is_silent(4) and mapper is not None:
                 told, forwarded, word = await through_router(transport, host, mapper, told)
                 if forwarded is not None:
                     await mapper.end(list(forwarded.ports))
-            if told.answers and not told.host.startswith("127."):
-                self._dialled_at.add(told.host)
+            if told.answers:
+                self._dialled_at |= {host for host in told.hosts if not ip_address(host).is_loopback}
             answer = await transport.call(host, RELAY, Message(), timeout_s=PING_S, max_body_bytes=0)
             refusal = RelayOffer.from_value(answer.meta).refusal
-            return diagnosis.reach(f"{told.host}{word}", told.answers, refusal)
+            return diagnosis.reach(f"{' and '.join(told.hosts)}{word}", told.answers, refusal)
         except (TransientError, RemoteError) as error:
             return Finding("reach", Level.WARNING, f"not looked at: {error}", "try again in a moment")
 

@@ -89,6 +89,14 @@ def multiaddress(host: str, port: int) -> str:
     return f"/ip{version_of(host)}/{host}/tcp/{port}"
 
 
+async def resolved(host: str) -> list[str]:
+    """The numeric addresses of a host, which may be one of them; none of a name that nobody knows."""
+    with contextlib.suppress(OSError, UnicodeError):
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return []
+
+
 def port_of(address: str) -> int:
     """Of a TCP multiaddress that somebody listens at."""
     return int(address.split("/")[4])

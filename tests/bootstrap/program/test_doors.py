@@ -12,7 +12,7 @@ from bootstrap.directory.doors import Doors, DoorSettings, seed_addresses
 from bootstrap.program.command import beside
 from swarm.core.errors import SettingsError
 from swarm.network.directory.reachable import answering, host_and_port
-from tests.bootstrap.state.hosted import hosted
+from tests.bootstrap.state.hosted import Listening, hosted
 
 DEAD = "/ip4/127.0.0.1/tcp/1"
 
@@ -73,7 +73,9 @@ def test_doors_without_a_host_are_open_to_both_versions_of_ip(tmp_path: Path) ->
     async def look() -> None:
         async with hosted(tmp_path) as host:
             settings = DoorSettings(service=":0", web=":0")
-            doors = await Doors.open(host.itself, host.network.transport(host.run.run_key), settings, print)
+            inner = host.network.transport(host.run.host_key)
+            listening: Any = Listening(inner, host.doors.invite.addresses[0].partition("/p2p/")[0])
+            doors = await Doors.open(host.itself, listening, settings, print)
             try:
                 assert doors.settings.web is not None
                 ports = [listen.rpartition(":")[2] for listen in (doors.settings.service, doors.settings.web)]

@@ -27,7 +27,7 @@ def seen(peer: PeerId) -> Seen:
 class SeatedPuncher(Puncher):
     """One that an onlooker has seen already."""
 
-    async def _sit_down(self, closing: ExitStack, *, near: bool) -> _Seat:
+    async def _sit_down(self, closing: ExitStack, version: int, *, near: bool) -> _Seat:
         return _Seat([], [(seen(ME.peer_id),)])
 
 
@@ -35,9 +35,10 @@ def puncher() -> SeatedPuncher:
     members = {member.peer_id for member in MEMBERS}
     nothing: Any = None
     around = Surroundings(
-        bind_host="127.0.0.1",
+        bind_hosts={4: "127.0.0.1"},
         call=nothing,
         onlookers=nothing,
+        versions=nothing,
         judge=lambda: Judge(HOST.peer_id, members.__contains__),
         is_stranger=lambda peer: peer not in members,
         answer=nothing,
