@@ -29,7 +29,8 @@ DIAL_S = 3.0
 MAX_PORTS = 2
 """Of each version of IP."""
 MAX_AT_ONCE, MAX_AT_ONCE_EACH = 8, 4
-"""The latter of one small network: who never answers keeps nobody elsewhere from hearing whether it can be dialled."""
+"""Addresses; a caller with both versions of IP has two. The latter of one small network: who never answers keeps nobody
+elsewhere from hearing whether it can be dialled."""
 _VERSIONS = 2
 
 Ports = Annotated[tuple[Annotated[int, Integer(high=MAX_PORT)], ...], AtMost(MAX_PORTS)]
@@ -103,7 +104,7 @@ class DialBack:
             seen = self._judge.endpoint([word], sender, now=swarm_time.now()).host
             hosts.setdefault(version_of(seen), seen)
         networks = list(map(network_of, hosts.values()))
-        if self._under_way.total() >= MAX_AT_ONCE or any(
+        if self._under_way.total() + len(networks) > MAX_AT_ONCE or any(
             self._under_way[network] >= MAX_AT_ONCE_EACH for network in networks
         ):
             raise TransientError(f"busy: {self._under_way.total()} peers are being dialled back already")

@@ -8,7 +8,6 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 import asyncio
 import contextlib
 import socket
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
-from swarm.network.addresses import multiaddress, ports_of, resolved, version_of
+from swarm.network.addresses import multiaddress, ports_of, version_of
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import (
@@ -40,6 +39,7 @@ from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, Di
 from swarm.network.directory.reachable import remoteness
 from swarm.network.p2pd.control import ControlClient, ControlError, read_stream_peer
 from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStreams
+from swarm.network.p2pd.named_hosts import NamedHosts
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
@@ -60,8 +60,6 @@ _LOOK_AT_STREAMS_S = 5.0
 """A punched stream that broke in use never comes to rest."""
 PROVE = "punched"
 """{} -> {}: that whoever answers on a new connection is the peer."""
-_MOST_PEERS, _MOST_NAMED = 1024, 8
-"""Of whose addresses something is kept, and how many of one peer's."""
 _MOST_ONLOOKERS = 4
 """Asked, one after the other, until two have said where this peer is seen."""
 _STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
@@ -91,8 +89,7 @@ class P2PTransport:
                 window_s=settings.window_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
             ),
         )
-        self._named: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
-        """Addresses and names of hosts at which each peer was to be dialled, those named last first."""
+        self._named = NamedHosts(public_only=settings.punch_public_only)
         self._idle = IdleStreams()
         self._hosts: dict[PeerId, str | None] = {}
         """As p2pd last listed its peers, at which address each is; None for who is behind a relay."""
@@ -105,7 +102,7 @@ class P2PTransport:
             self.peer_id,
             self._control,
             self._ask_for_offer,
-            self._elsewhere,
+            self._named.elsewhere,
             self._punch,
             on_known=self._idle.drop,
         )
@@ -212,7 +209,7 @@ class P2PTransport:
             with contextlib.suppress(SettingsError):  # a stranger's address of another kind is not for us
                 check_address("address", address)
                 dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
-        self._name(peer_id, dialled)
+        self._named.name(peer_id, dialled)
         if addresses and not dialled:
             raise TransientError(f"{peer_id}: none of its {len(addresses)} addresses is a TCP multiaddress")
         if self.can_be_dialled and any(map(is_relayed, dialled)) and await self._is_dialled_by(peer_id):
@@ -308,27 +305,10 @@ class P2PTransport:
                 known = await self._control.remote_host(peer_id)
                 if self._puncher is None or known is None:
                     return ()
-                for host in await self._hosts_of(peer_id):
+                for host in await self._named.of(peer_id):
                     if version_of(host) != version_of(known) and version_of(host) in versions:
                         return (await self._puncher.seen_by(peer_id, host),)
         return ()
-
-    def _name(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
-        named = [address.split("/")[2] for address in addresses if not is_relayed(address)]
-        hosts = dict.fromkeys([*named, *self._named.pop(peer_id, ())])
-        self._named[peer_id] = tuple(hosts)[:_MOST_NAMED]
-        if len(self._named) > _MOST_PEERS:
-            self._named.popitem(last=False)
-
-    async def _hosts_of(self, peer_id: PeerId) -> list[str]:
-        """Numeric addresses at which the peer was to be dialled."""
-        found = await asyncio.gather(*map(resolved, self._named.get(peer_id, ())))
-        return [host for hosts in found for host in hosts]
-
-    async def _elsewhere(self, peer_id: PeerId) -> list[str]:
-        """Those that may be dialled past p2pd: on somebody's word no neighbour's, and not this machine's own."""
-        hosts = await self._hosts_of(peer_id)
-        return [host for host in hosts if not self._settings.punch_public_only or ip_address(host).is_global]
 
     async def take_place(self, relay: PeerId) -> RelayPlace:
         """A place at a relay that this peer is connected to. Raises TransientError with the relay's reason."""
@@ -521,7 +501,9 @@ class P2PTransport:
         known = None
         with contextlib.suppress(ControlError):
             known = await self._control.remote_host(peer_id)
-        told = {version_of(host) for host in [*await self._elsewhere(peer_id), *([] if known is None else [known])]}
+        told = {
+            version_of(host) for host in [*await self._named.elsewhere(peer_id), *([] if known is None else [known])]
+        }
         listened = {version_of(host) for _, host in direct_hosts(self._settings)}
         return [version for version in (6, 4) if version in listened and (version == 4 or version in told)]
 
@@ -537,7 +519,7 @@ class P2PTransport:
         for peer in asked:
             known = hosts.get(peer)
             if known is not None:
-                places = [known, *await self._elsewhere(peer)]
+                places = [known, *await self._named.elsewhere(peer)]
                 found += [(peer, host) for host in places if version_of(host) == version][:1]
         return found[:_MOST_ONLOOKERS]
 
