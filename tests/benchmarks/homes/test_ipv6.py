@@ -81,7 +81,9 @@ def reach(street: Street, one: str, other: str) -> tuple[str, int]:
     before = street.relayed_bytes()
     caller.do("connect", peer_id=callee.peer_id, addresses=callee.addresses)
     caller.do("send", peer_id=callee.peer_id, num_bytes=BULK_BYTES)
-    return caller.do("look", peer_id=callee.peer_id)["way"], street.relayed_bytes() - before
+    way, relayed = caller.do("look", peer_id=callee.peer_id)["way"], street.relayed_bytes() - before
+    print(f"{one} to {other}: {way}, {relayed} bytes relayed")
+    return way, relayed
 
 
 def test_the_host_dials_back_whom_ipv6_leads_to(street: Street) -> None:
@@ -129,4 +131,6 @@ def test_two_with_ipv6_reach_each_other_though_their_host_has_none(street: Stree
         one.do("connect", peer_id=other.peer_id, addresses=other.addresses)
         one.do("send", peer_id=other.peer_id, num_bytes=BULK_BYTES)
         assert one.do("look", peer_id=other.peer_id)["way"] == "direct"
-        assert street.relayed_bytes(OLD_HOST) < SMALL_TALK_BYTES
+        relayed = street.relayed_bytes(OLD_HOST)
+        print(f"{relayed} bytes relayed")
+        assert relayed < SMALL_TALK_BYTES

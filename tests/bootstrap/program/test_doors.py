@@ -50,6 +50,8 @@ def test_public_name_comes_first_and_is_said_when_it_does_not_answer() -> None:
             said.clear()
             assert await seed_addresses([alive], "127.0.0.1", said.append) == [alive]
             assert said == []
+            six = alive.replace("/ip4/127.0.0.1/", "/ip6/::1/").replace(str(port), "2")
+            assert (await seed_addresses([six, alive], "127.0.0.1", said.append)) == [alive], "IPv6 has its own port"
             assert (await seed_addresses([alive], "2001:db8::1", said.append))[0] == f"/ip6/2001:db8::1/tcp/{port}"
 
     asyncio.run(look())
