@@ -290,6 +290,9 @@ class P2PTransport:
 
         By both versions of IP, if the peer can be dialled by the other one too. Raises as `call` does.
         """
+        with contextlib.suppress(ControlError, TimeoutError):
+            async with asyncio.timeout(self._settings.connect_s):
+                await self._look_where_it_listens()  # a provider may give another prefix, or address, any day
         listened = self._addresses if addresses is None else addresses
         ports4, ports6 = (tuple(ports_of(listened, version)[:MAX_PORTS]) for version in (4, 6))
         seen = await self._seen_otherwise(peer_id, {version for version, ports in ((4, ports4), (6, ports6)) if ports})
@@ -458,13 +461,16 @@ class P2PTransport:
         self._listener.listen(512)
         self._answering.start(self._listener, _greet)
         await self._control.accept_streams(_STREAM_PROTOCOL, path)
-        peer_id, addresses = await self._control.identify()
-        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
-        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
-        self.serve(DIAL_BACK, DialBack(self._control, peer_id).answer, max_body_bytes=0)
+        await self._look_where_it_listens()
+        self.serve(DIAL_BACK, DialBack(self._control, self.peer_id).answer, max_body_bytes=0)
         self._ending = asyncio.create_task(self._end_with_p2pd(), name="end with p2pd")
         if self._settings.direct_port is not None:
             self._listen_directly(self._settings.direct_port)
+
+    async def _look_where_it_listens(self) -> None:
+        peer_id, addresses = await self._control.identify()
+        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
+        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
 
     def _listen_directly(self, port: int) -> None:
         try:
@@ -497,7 +503,7 @@ class P2PTransport:
         return await self.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=0)
 
     async def _versions(self, peer_id: PeerId) -> list[int]:
-        """Of IP, by which this peer and another may meet. Nobody's IPv4 is told to others behind a router."""
+        """Of IP, by which this peer and another may meet. Nobody behind a router says of itself that it has IPv4."""
         known = None
         with contextlib.suppress(ControlError):
             known = await self._control.remote_host(peer_id)
@@ -505,7 +511,10 @@ class P2PTransport:
             version_of(host) for host in [*await self._named.elsewhere(peer_id), *([] if known is None else [known])]
         }
         listened = {version_of(host) for _, host in direct_hosts(self._settings)}
-        return [version for version in (6, 4) if version in listened and (version == 4 or version in told)]
+        has_ipv6 = False
+        with contextlib.suppress(TransientError):
+            has_ipv6 = {6} <= listened & told and bool(await self._onlookers(6))
+        return [*([6] if has_ipv6 else []), *([4] if 4 in listened else [])]
 
     async def _onlookers(self, version: int) -> list[tuple[PeerId, str]]:
         """The host, and members that this peer is in touch with past all relays, and by this version of IP."""

@@ -51,6 +51,8 @@ BEGIN_S = 9.0
 """No try begins later: then there is no way for now."""
 REFUSED_S = 1.0
 """Until another try, about, where the other side was busy."""
+MOST_REFUSED = 1
+"""By one version of IP where there is another to try."""
 DIAL_S = 1.8
 """A packet of each side may be lost, or come before the other's router knows of it: the next goes a second later."""
 GREET_S = 4.0
@@ -293,7 +295,7 @@ class Puncher:
     # The asker's side.
 
     async def _punch(self, peer_id: PeerId, link: _Link) -> bool:
-        why, number = "", 0
+        why, number, refused = "", 0, 0
         loop = asyncio.get_running_loop()
         begin_until = loop.time() + BEGIN_S
         tries = [one for version in await self._around.versions(peer_id) for one in TRIES[version]]
@@ -306,9 +308,9 @@ class Puncher:
                 link.moves = link.moves or (moves and version == 4)
                 number, why = number + 1, "nobody came through"
             except TransientError as error:  # the other side is about to punch this one, or others, or has no onlooker
-                why = str(error)
-                if version != tries[-1][0]:
-                    number += 1  # by the other version at once
+                why, refused = str(error), refused + 1
+                if refused > MOST_REFUSED and version != tries[-1][0]:
+                    number += 1
                 else:
                     await asyncio.sleep(REFUSED_S * (0.5 + random.random()))  # or two would keep step
             except (OSError, EOFError, TimeoutError, RemoteError) as error:
@@ -356,10 +358,12 @@ class Puncher:
             # Where ports move one connection comes of a try: who has fewer calls by it.
             number = int(near and side.num_streams < self.num_streams(peer_id))
 
-            async def met(connection: socket.socket) -> None:
+            async def met(connection: socket.socket) -> bool:
                 nonlocal number
                 number += 1
-                await self._met_as_asker(peer_id, connection, number, mine, side.offer)
+                is_mine = bool(number % 2)
+                await self._met_as_asker(peer_id, connection, mine, side.offer, is_mine=is_mine)
+                return is_mine or near
 
             meeting = _Meeting(seat.ports, targets, met, self._start, near=near)
         except BaseException:
@@ -374,16 +378,16 @@ class Puncher:
             await self._around.call(peer_id, GO, Message({"session": session}), TRY_S)
 
     async def _met_as_asker(
-        self, peer_id: PeerId, connection: socket.socket, number: int, mine: DirectOffer, others: DirectOffer
+        self, peer_id: PeerId, connection: socket.socket, mine: DirectOffer, others: DirectOffer, *, is_mine: bool
     ) -> None:
-        """The odd ones are to call the peer by, the even ones for the peer to call."""
-        if number % 2:
+        """`is_mine`: it is to call the peer by, and not for the peer to call."""
+        if is_mine:
             await self._take(peer_id, await opened(connection, others, caller=self._me, callee=peer_id))
         else:
             await send_all(connection, mine.session)
             self._around.answer(connection, self._around.greet, connection.getpeername()[0])
 
-    async def _met_as_callee(self, agreed: _Agreed, connection: socket.socket) -> None:
+    async def _met_as_callee(self, agreed: _Agreed, connection: socket.socket) -> bool:
         session = bytes(await receive(connection, SESSION_BYTES))
         if session == agreed.mine.session:
             greet = partial(self._listener.greet, session)
@@ -393,6 +397,7 @@ class Puncher:
             await self._take(agreed.peer_id, stream)
         else:
             raise ConnectionRefusedError("a punched connection of no session that was agreed on")
+        return True
 
     # Both sides.
 
@@ -492,13 +497,16 @@ class Puncher:
 
 
 class _Meeting:
-    """Both sides dial: connections as they come, each handed to `met`, until there are enough or `DIAL_S` is over."""
+    """Both sides dial: connections as they come, each handed to `met`, until there are enough or `DIAL_S` is over.
+
+    `met` says whether it is one that this side waits for.
+    """
 
     def __init__(
         self,
         ports: Sequence[LocalPort],
         targets: Sequence[Sequence[Endpoint]],
-        met: Callable[[socket.socket], Awaitable[None]],
+        met: Callable[[socket.socket], Awaitable[bool]],
         start: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
         *,
         near: bool,
@@ -555,8 +563,8 @@ class _Meeting:
     async def _greet(self, connection: socket.socket) -> None:
         try:
             async with asyncio.timeout(GREET_S):
-                await self._met(connection)
-            self._came.set()
+                if await self._met(connection):
+                    self._came.set()
         except (OSError, EOFError, TimeoutError, TransientError, RemoteError) as error:
             logger.debug("a punched connection came to nothing: %s", error)
             connection.close()

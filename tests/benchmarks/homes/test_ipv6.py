@@ -12,6 +12,7 @@ from benchmarks.homes.emulated import IPv6, Paths, Router, routing
 from benchmarks.homes.namespaces import INSIDE, PUBLIC_SUBNET, Namespaces, why_not
 from benchmarks.homes.punching import Peer, peer
 from benchmarks.homes.translation import Kind
+from tests.swarm.network.p2pd.test_ipv6 import has_loopback
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
@@ -56,8 +57,8 @@ class Street:
 @pytest.fixture(scope="module")
 def street() -> Iterator[Street]:
     reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
+    if reason is not None or not has_loopback():
+        pytest.skip(reason or "this machine has no IPv6")
     names = [HOST, OLD_HOST, *HOMES]
     with ExitStack() as stack:
         network = stack.enter_context(Namespaces(names, bridged=False, subnet=PUBLIC_SUBNET, routed=tuple(HOMES)))
