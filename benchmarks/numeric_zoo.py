@@ -1,6 +1,6 @@
 """Honest audits between numeric classes, and lies before them: is anybody accused, is every lie?
 
-    python -m benchmarks.numeric_zoo --json [--keep zoo.jsonl] [--microbatches 4] [--depths 1 2 4 12 24]
+    python -m benchmarks.numeric_zoo --json [--keep zoo.jsonl] [--microbatches 4] [--depths 1 2 4 12 24] [--plot FILE]
 
 Each microbatch of each compute type, depth and scene is one unit: with --keep it is a line of that file, and what is
 there is not done again. --minutes ends in between. A microbatch among n classes gives 14 n (n - 1) audits.
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bound_pools(1)  # before torch is first imported
     from benchmarks.verification import zoo
     from benchmarks.verification.numeric_classes import CLASSES
+    from benchmarks.verification.zoo_plot import plot
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microbatches", type=int, default=4, help="of each compute type, depth and scene")
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--keep", type=Path, help="a line for each microbatch that is done; they are not done again")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no microbatch after so many")
+    parser.add_argument("--plot", type=Path, help="draw the smallest lies that are banned")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     begun, done = time.monotonic(), _kept(chosen.keep)
@@ -62,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with chosen.keep.open("a") as file:
                 file.write(json.dumps({"unit": unit, "found": found}) + "\n")
     said = zoo.summed([scene for _, _, scene, _ in done], list(done.values()))
+    if chosen.plot is not None:
+        plot(chosen.plot, said["smallest_banned"])
     sys.stdout.write(json.dumps(said, indent=None if chosen.json else 2) + "\n")
 
 

@@ -120,12 +120,12 @@ def cpu_s() -> float:
 
 def sources(most: int | None) -> list[str]:
     """Texts, in no order of theirs; at most so many."""
-    paths = sorted(Path(sysconfig.get_path("purelib")).glob("*/*.py")) + sorted(
+    paths = sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")) + sorted(
         Path(sysconfig.get_path("stdlib")).glob("*.py")
     )
     random.Random(0).shuffle(paths)
-    texts = [path.read_text(encoding="utf-8", errors="ignore").replace("\0", "") for path in paths[:most]]
-    return [text for text in texts if text]
+    texts = (path.read_text(encoding="utf-8", errors="ignore").replace("\0", "") for path in paths[:most])
+    return [text for text in dict.fromkeys(texts) if text]
 
 
 def trained_tokenizer(folder: Path, texts: list[str]) -> Path:

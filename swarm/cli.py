@@ -147,6 +147,8 @@ def main(of: click.Command = group) -> None:
     processor time once torch is loaded, which on a busy machine is more than ten, and an owner waits for it.
     """
     wait_asleep()
+    # Every child of ours is another program at once; gRPC would prepare for one that is not, and print that it cannot.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     code = run(sys.argv[1:], of=of)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read it has gone

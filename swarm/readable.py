@@ -1,4 +1,8 @@
-"""Numbers for people: two or three digits and the unit that fits."""
+"""Numbers for people: two or three digits and the unit that fits. And lines that end between words."""
+
+import shutil
+import sys
+import textwrap
 
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -30,6 +34,14 @@ def duration_text(seconds: float) -> str:
         if seconds >= 2 * scale:
             return f"{_three_digits(seconds / scale)} {unit}"
     return f"{_three_digits(seconds)} s"
+
+
+def wrapped(text: str) -> str:
+    """A paragraph for standard output: as wide as the terminal there, in one line where there is none."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _three_digits(number: float) -> str:

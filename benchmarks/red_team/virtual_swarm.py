@@ -211,6 +211,7 @@ class _Network(MemoryNetwork):
         before = _OWNER.get()
         _OWNER.set(callee.peer_id)
         try:
+            self._swarm.brought(callee.peer_id, method, request)
             answer = await super().exchange(caller, callee, method, request, timeout_s)
             self._swarm.overhear(caller, callee.peer_id, method, request, answer)
             return answer
@@ -377,20 +378,22 @@ class VirtualSwarm:
 
     # -- seen ---------------------------------------------------------------------------------------------
 
+    def brought(self, callee: PeerId, method: str, request: Message) -> None:
+        """What is on its way to a peer. The last stage's receipt of a microbatch is the header of its x, whatever
+        becomes of the answer."""
+        if method == FORWARD and (one := _trained(request)) is not None:
+            self.seen.receipts.setdefault((1, callee), set()).add(one)
+
     def overhear(
         self, caller: PeerId, callee: PeerId, method: str, request: Message, answer: tuple[bytes, memoryview]
     ) -> None:
         """What has passed between two peers."""
-        if method != FORWARD:
-            return
-        said = decode_meta(answer[0])
-        if said.get("status") != "ok" or "birth" not in request.meta:
-            return
-        birth = BirthRecord.from_value(request.meta["birth"])
-        if birth.kind == "train":
-            one = (int(birth.microbatch_id), birth.attempt)
+        if (
+            method == FORWARD
+            and decode_meta(answer[0]).get("status") == "ok"
+            and (one := _trained(request)) is not None
+        ):
             self.seen.receipts.setdefault((0, caller), set()).add(one)
-            self.seen.receipts.setdefault((1, callee), set()).add(one)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **given)
@@ -493,6 +496,14 @@ _CHAIN_OF_RUN = HashChain.of_run
 def _chain_of_run(seed: bytes, total_steps: int) -> HashChain:
     """As `HashChain.of_run`, each made once: of all a run begins with, it takes longest."""
     return _chain(seed, total_steps)
+
+
+def _trained(request: Message) -> tuple[int, int] | None:
+    """The microbatch and attempt that is sent on, if it is for training."""
+    if "birth" not in request.meta:
+        return None
+    birth = BirthRecord.from_value(request.meta["birth"])
+    return (int(birth.microbatch_id), birth.attempt) if birth.kind == "train" else None
 
 
 def _prepared(setting: Setting, folder: Path) -> PreparedRun:

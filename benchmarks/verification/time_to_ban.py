@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.kept_pieces import KeptPieces
+from benchmarks.verification.palette import COLORS, GRID, INK, MUTED, SURFACE
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.local.compute_pools import bound_pools
@@ -291,9 +292,6 @@ def _share(found: Sequence[bool]) -> float:
 
 
 # -- shown ------------------------------------------------------------------------------------------------
-
-SURFACE, INK, MUTED, GRID = "#fcfcfb", "#1f1f1e", "#6f6e69", "#e6e5e0"
-COLORS = ("#2a78d6", "#e0602b", "#2f9e6e", "#8a5cc2", "#c2a21f", "#b8396b", "#4b5563", "#0f8fa8")
 
 
 def plot(path: Path, cases: Sequence[Case]) -> None:

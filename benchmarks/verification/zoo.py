@@ -43,8 +43,9 @@ WIRES: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h
 AVERAGING: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8")
 WIDTH, SAMPLES, TOKENS, VOCABULARY = 64, 2, 32, 128
 SEED = bytes(32)
-SEEDS = (6, 22)
-"""Of microbatches. Bounds were fixed on a few of (3,) and (4, 22); (5, 22) was the first that they had not seen."""
+SEEDS = (7, 22)
+"""Of microbatches. Bounds were fixed on a few of (3,) and (4, 22); (5, 22) were new to them, and so were (6, 22), by
+which they were widened."""
 
 TAUGHT_STEPS = 60
 BY_HEART_LOSS, BY_HEART_STEPS = 1e-3, 300

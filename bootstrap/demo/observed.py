@@ -117,7 +117,7 @@ class Observed:
         self.last_heard_at = now
         match event:
             case {"event": "preparing", "what": what}:
-                self.phase = f"{what}"
+                self.phase = what.removesuffix(" ...")
             case {"event": "listening", "addresses": addresses}:
                 self.addresses = list(addresses)
             case {"event": "admitted", "peer_id": peer_id, "stage": stage}:

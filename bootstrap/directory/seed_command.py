@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarm.core.errors import LocalError, SettingsError, TransientError
+from swarm.log_format import log_to_terminal
 from swarm.network.addresses import listen_multiaddresses
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def command(invite: str, folder: Path, listen: str, public: str | None, verbose:
 
     Peers that have joined the run before come back through it while the host is down; who is new waits for the host.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_terminal(verbose=verbose)
     from swarm.invite import parse_invite
     from swarm.network.identity_file import load_or_create_identity
     from swarm.network.loop import run

@@ -32,6 +32,8 @@ class PeerFigures:
     last_heard: float
     last: StepReport | None = None
     left: bool = False
+    is_member: bool = True
+    """When it reported last."""
 
 
 @dataclass
@@ -85,7 +87,7 @@ class RunProgress:
         figures.last_heard, figures.left = time.time(), False
         if figures.last is not None and report.version <= figures.last.version:
             return False
-        figures.last = report
+        figures.last, figures.is_member = report, is_member
         if not is_member:
             return True
         step = self.steps[report.version - 1]
@@ -140,11 +142,13 @@ class RunProgress:
         )
 
     def is_gone(self, stage: int, version: int, settings: RunSettings) -> bool:
-        """Whether every live peer of the stage is so far ahead that none holds the version any more, or began later."""
+        """Whether most live members of the stage are so far ahead that they do not hold the version any more, or began
+        later. Who stays behind by its own word, or reports no more, has nobody wait for it."""
         if version < self.first_version:
             return True
-        reports = [last for peer in self.present(stage=stage) if (last := self.peers[peer].last) is not None]
-        return bool(reports) and all(oldest_held(report.version, settings) > version for report in reports)
+        there = [self.peers[peer] for peer in self.present(stage=stage)]
+        reports = [figures.last for figures in there if figures.is_member and figures.last is not None]
+        return 2 * sum(oldest_held(report.version, settings) > version for report in reports) > len(reports)
 
     def done_versions(self) -> int:
         """The version that every stage has reached."""
@@ -166,9 +170,10 @@ class RunProgress:
 
     def honest_audits(self) -> list[tuple[str, str, int, float]]:
         """Numeric classes of auditors and of those audited, how many audits between them found nothing, and the largest
-        share of the fraud bound; those with most audits first. By the auditors' word."""
+        share of the fraud bound; those with most audits first. By the word of members who audit."""
         found: dict[tuple[str, str], tuple[int, float]] = {}
-        for last in (figures.last for figures in self.peers.values() if figures.last is not None):
+        members = (figures for figures in self.peers.values() if figures.is_member)
+        for last in (figures.last for figures in members if figures.last is not None):
             for audits in last.honest_audits:
                 pair = last.numeric_class, audits.numeric_class
                 num_audits, share = found.get(pair, (0, 0.0))

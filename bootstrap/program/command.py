@@ -1,7 +1,6 @@
 """`swarm host`: a run's manifest becomes a host that peers can join."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +9,9 @@ import click
 
 from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
+from swarm.log_format import log_to_terminal
 from swarm.network.addresses import beside, listen_multiaddresses
-from swarm.readable import duration_text
+from swarm.readable import duration_text, wrapped
 from swarm.release import checked_release
 
 BULK_SHARE = 0.5
@@ -107,9 +107,7 @@ def command(
 
     When the run is over its peers go, and the host goes on serving what came of it.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_terminal(verbose=verbose)
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings
@@ -206,9 +204,9 @@ class _Shown:
             return
         match event:
             case {"event": "verdict", "verdict": verdict}:
-                click.echo(verdict)
+                click.echo(wrapped(verdict))
             case {"event": "preparing", "what": what}:
-                click.echo(f"{what} ...")
+                click.echo(wrapped(what))
             case {"event": "listening", "invite": invite, "run_id": run_id}:
                 if event["admission"] == "ticket":
                     click.echo(f"run {run_id[:12]}: make invites with\n    swarm ticket create {event['folder']}")
@@ -246,7 +244,7 @@ class _Shown:
             case {"event": "disk_full", "reason": reason}:
                 click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
             case {"event": "notice"}:
-                click.echo(line_of(event))
+                click.echo(wrapped(line_of(event)))
             case {"event": "rolled_back", "from": before, "to": to, "version": version}:
                 click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
             case {"event": "amending", "version": version, "changes": changes}:
@@ -265,10 +263,13 @@ class _Shown:
                 click.echo(f"the last peer of stage {stage} has left its state of version {version} here")
             case {"event": "over", "checkpoint": checkpoint, "held_out_loss": loss, "invite": invite}:
                 fell = "" if None in loss.values() else f": held-out loss {loss['start']:.3f} to {loss['end']:.3f}"
-                click.echo(f"the run is over{fell}; this host goes on serving what came of it until Ctrl-C")
+                click.echo(wrapped(f"the run is over{fell}; this host goes on serving what came of it until Ctrl-C"))
+                what = "adapters" if event["adapters"] else "model"
                 if checkpoint is not None:
-                    click.echo(f"take it from here:     swarm export {Path(checkpoint).parent} model")
-                click.echo(f"or from anywhere else: swarm pull '{invite}' model")
+                    click.echo(f"take it from here:     swarm export {Path(checkpoint).parent} {what}")
+                click.echo(f"or from anywhere else: swarm pull '{invite}' {what}")
+                if event["adapters"]:
+                    click.echo("with --base MODEL, the folder that the run began from, either makes a whole model")
             case {"event": "stopped", "version": version, "total_steps": total}:
                 click.echo(
                     f"stopped at step {version} of {total}: the swarm trains on; the same line takes the run up again"

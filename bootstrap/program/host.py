@@ -404,6 +404,8 @@ class Host:
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             self._evaluation.ask_for(version)
         await self._evaluation.asked_for.join()
+        for step in range(version - FIGURES_AFTER, version):  # no step beyond these is going to end
+            self._write_figures(step)
 
     async def _mend_lost_quorums(self) -> None:
         """Let stages go on whose voters have died in such number that nothing can be certified.

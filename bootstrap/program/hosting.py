@@ -20,6 +20,7 @@ from bootstrap.directory.relaying import HostRelay, RelaySettings
 from bootstrap.owner.desk import HostDesk
 from bootstrap.program.held_run import HeldRun
 from bootstrap.program.host import Host, HostSettings
+from bootstrap.program.last_ports import LastPorts
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchiveCopies
 from bootstrap.state.run_folder import PreparedRun, taken_up_again
@@ -34,7 +35,7 @@ from swarm.core.errors import DiskFullError
 from swarm.disk.room import disk_room, full_disk
 from swarm.disk.whole_file import whole_file
 from swarm.manifest.value import json_of, settings_to_value
-from swarm.network.addresses import as_had, port_of
+from swarm.network.addresses import as_had, at_port, port_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
@@ -91,6 +92,7 @@ class Hosting:
 
     async def run(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises DiskFullError where the disk does not take the end either."""
+        self._settings = await _at_last_ports(self._settings, LastPorts(prepared.folder.root))
         async with Tracking([_job(place, prepared) for place in self._settings.track], self._show):
             await self._go_on(prepared, stop)
         self._show({"event": "finished"})
@@ -144,6 +146,7 @@ class Hosting:
                 host.relay = relay
                 beside.append(relay)
             self._settings = settings
+            LastPorts(prepared.folder.root).note(_ports(settings))
             if prepared.archive is not None:
                 copies = _copies(prepared, host, self._show)
                 opened.callback(copies.close)
@@ -166,7 +169,9 @@ class Hosting:
                 total = prepared.settings.optimizer.total_steps
                 self._show({"event": "stopped", "version": host.progress.done_versions(), "total_steps": total})
             elif not settings.ends_with_run and not stop.is_set():
-                self._show({"event": "over", "invite": doors.invite.line(), **host.outcome()})
+                adapters = prepared.settings.model.has_base
+                over = {"event": "over", "invite": doors.invite.line(), "adapters": adapters}
+                self._show({**over, **host.outcome()})
                 await _any_of(stop, full, transport.ended, host.amending.done)
                 _check(host, full, transport.ended)
                 if host.amending.done.is_set():
@@ -254,6 +259,34 @@ async def _ended(task: asyncio.Future[None]) -> None:
     (found,) = await asyncio.gather(task, return_exceptions=True)
     if isinstance(found, Exception):
         raise found
+
+
+async def _at_last_ports(settings: HostingSettings, last: LastPorts) -> HostingSettings:
+    """With those that the run's host had, where any port is asked for."""
+    listen, doors = [], settings.doors
+    for address in settings.listen:
+        port = port_of(address) or await last.free(_name_of(address), address.split("/")[2])
+        listen.append(at_port(address, port))
+    service = await _at_last_port("service", doors.service, last)
+    web = None if doors.web is None else await _at_last_port("web", doors.web, last)
+    return replace(settings, listen=tuple(listen), doors=replace(doors, service=service, web=web))
+
+
+async def _at_last_port(what: str, asked: str, last: LastPorts) -> str:
+    """HOST:PORT."""
+    host, _, port = asked.rpartition(":")
+    return asked if port != "0" else f"{host}:{await last.free(what, host.strip('[]'))}"
+
+
+def _name_of(address: str) -> str:
+    return "listen6" if address.startswith("/ip6/") else "listen"
+
+
+def _ports(settings: HostingSettings) -> dict[str, int]:
+    doors = settings.doors
+    ports = {_name_of(address): port_of(address) for address in settings.listen}
+    ports |= {"service": int(doors.service.rpartition(":")[2])}
+    return ports if doors.web is None else ports | {"web": int(doors.web.rpartition(":")[2])}
 
 
 def _job(place: TrackerPlace, prepared: PreparedRun) -> Job:

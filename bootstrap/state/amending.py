@@ -24,7 +24,7 @@ from swarm.core.errors import SettingsError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
 from swarm.core.settings import RunSettings
-from swarm.core.state.coming_back import AHEAD
+from swarm.core.state.coming_back import highest_said
 from swarm.host_protocol import ENDING, STANDING
 from swarm.manifest.amendment import CUT, Changes, amended, packed_changes, read_changes, told, unpacked_changes
 from swarm.manifest.signed_run import MAX_AMENDMENTS, NOTHING_BEFORE, Amendment, Ending
@@ -240,7 +240,7 @@ class Amending:
 
         said: Mapping[PeerId, int] = await of_each(self._training(), one)
         known = max(int(followed.version) for followed in self.host.followed.values())
-        return max([known, *(min(version, known + AHEAD) for version in said.values())])
+        return highest_said(known, said.values())
 
     def _ahead(self) -> int:
         """Steps that are not taken before all have heard."""

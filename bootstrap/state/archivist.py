@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import Offer, fetch_state
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.seats import seats, weight_of
 from swarm.core.state.stage_chain import StageChain
 from swarm.manifest.value import json_of, settings_to_value
 from swarm.network.transport import Transport
@@ -29,7 +31,10 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.5
 TRY_AGAIN_S = 5.0
 ANCHOR_WAIT_S = 5.0
-"""For the members' agreement on a version, before a state is taken that only its donor has stated."""
+"""For the members' agreement on a version, before a state is taken that is not anchored: the one that most of those
+who report one report, by their certified work."""
+REPORTS_WAIT_S = 60.0
+"""For the reports of members who do more than half of the work of those who are there."""
 
 
 class Archivist:
@@ -147,27 +152,45 @@ class Archivist:
 
     async def state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
         """The state, what its donor said of it, and whether it is the one that is anchored."""
-        give_up_at = asyncio.get_running_loop().time() + ANCHOR_WAIT_S
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
             if self._progress.is_gone(stage, version, self._run.settings):
                 raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
             anchor = self._anchor_of(stage, version)
-            if anchor is not None or asyncio.get_running_loop().time() > give_up_at:
-                stated = self._progress.digests[version].get(stage, {})
-                for peer in sorted(stated):
-                    if self._progress.peers[peer].left:
-                        continue
-                    if anchor is not None and stated[peer] != anchor.state_digest.hex():
-                        continue
-                    try:
-                        run, layout = self._run, start.state.layout
-                        state, offer = await fetch_state(
-                            self._transport, peer, stage, layout, run.settings, run.folder.root, version=version
-                        )
-                    except (TransientError, RemoteError, TimeoutError) as error:
-                        log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
-                        continue
-                    if anchor is None or offer.digest == anchor.state_digest:
-                        return state, offer, anchor is not None
-                    log.warning("state of stage %d version %d from %s is not the one anchored", stage, version, peer)
+            waited_s = loop.time() - began
+            wanted = anchor.state_digest if anchor is not None else self._most_reported(stage, version, waited_s)
+            stated = self._progress.digests[version].get(stage, {})
+            for peer in sorted(stated):
+                if wanted is None or stated[peer] != wanted.hex() or self._progress.peers[peer].left:
+                    continue
+                try:
+                    run, layout = self._run, start.state.layout
+                    state, offer = await fetch_state(
+                        self._transport, peer, stage, layout, run.settings, run.folder.root, version=version
+                    )
+                except (TransientError, RemoteError, TimeoutError) as error:
+                    log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
+                    continue
+                if offer.digest == wanted:
+                    return state, offer, anchor is not None
+                log.warning("state of stage %d version %d from %s is not the one it reported", stage, version, peer)
             await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
+
+    def _most_reported(self, stage: int, version: int, waited_s: float) -> bytes | None:
+        """The state that members of the most work report; None while an anchor, or others' reports, may still come.
+
+        Each has one voice where this host knows of nobody's work.
+        """
+        if waited_s < ANCHOR_WAIT_S:
+            return None
+        known = self._chain_at(stage, version)
+        there = self._progress.present(stage=stage)
+        weights = seats(known.basis.work_of) if known is not None else dict.fromkeys(there, 1)
+        by_digest = Counter[str]()
+        for peer, digest in self._progress.digests[version].get(stage, {}).items():
+            by_digest[digest] += weights.get(peer, 0)
+        if not by_digest or (2 * by_digest.total() <= weight_of(weights, there) and waited_s < REPORTS_WAIT_S):
+            return None
+        digest, _ = max(by_digest.items(), key=lambda one: (one[1], one[0]))
+        return bytes.fromhex(digest)

@@ -27,12 +27,12 @@ from swarm.core.ids import PeerId
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.seats import seats, weight_of
 from swarm.core.state.coming_back import (
-    AHEAD,
     Era,
     Holding,
     Point,
     StageSeen,
     goes_on_as,
+    highest_said,
     newest_common,
     point_of,
     points_of,
@@ -147,8 +147,7 @@ class GoingOn:
             return None
         # No more than a little of what is only said: a number that is used up is gone for ever.
         said = [one.newest for of_stage in held for kept in of_stage.values() for one in kept]
-        known = max(certified)
-        highest = max([known, *(min(version, known + AHEAD) for version in [*said, *left_at])])
+        highest = highest_said(max(certified), [*said, *left_at])
         to = point.version if point.era == len(eras) - 1 else eras[-1].first
         holders, at_host = [found.get(point, {}) for found in by_peers], [found.get(point) for found in archived]
         # Whoever trains stands still from when he is asked for the state.

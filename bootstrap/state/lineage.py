@@ -24,6 +24,7 @@ def lineage_of(run: PreparedRun, books: Books) -> dict[str, Any]:
         ),
     }
     if books.held_out:
+        found["held_out_version"] = max(books.held_out)
         found["held_out_loss"] = books.held_out[max(books.held_out)]
     return found
 

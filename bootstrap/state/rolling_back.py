@@ -13,7 +13,7 @@ from typing import Any
 
 from bootstrap.audit.justice import Justice
 from bootstrap.owner.progress import RunProgress
-from bootstrap.owner.trouble import Notice
+from bootstrap.owner.trouble import Kind, Notice
 from bootstrap.program.books import Books
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.following import Following
@@ -32,7 +32,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.state.coming_back import AHEAD
+from swarm.core.state.coming_back import AHEAD, highest_said
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import STANDING
 from swarm.network.transport import Message, Transport
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 Range = tuple[int, int]
 """Ids of microbatches, [start, stop)."""
 
+HARMLESS: tuple[Kind, ...] = ("stalled", "not_finite", "left_out")
+"""Notices of what has spoilt no weights, and what a single peer can bring about, or say, at any step."""
 RECENT = 64
 """Steps back, in which what was noticed is taken for the trouble that the run is rolled back for."""
 MOST_SKIPPED = 1 << 20
@@ -113,7 +115,7 @@ def plan(
     Losses count first: a step that was skipped has done no harm. `ids_of` a step are its microbatches. Raises
     SettingsError for a wish that cannot be granted.
     """
-    known = [notice for notice in notices if notice.kind != "stalled"]
+    known = [notice for notice in notices if notice.kind not in HARMLESS]
     spikes = [notice for notice in known if notice.kind == "loss_spike"]
     steps = sorted({max(0, step) for notice in spikes or known for step in (notice.step - 1, notice.step)})
     if wish.skip is None and not steps:
@@ -301,8 +303,8 @@ class RollingBack:
         training = [peer for peer in self.progress.present() if self.justice.may_train(peer)]
         said = await asyncio.gather(*(standing(peer) for peer in training))
         total = self.run.settings.optimizer.total_steps
-        highest = max([int(followed.version) for followed in self.followed.values()])
-        version = max([highest, *(number for number in said if number <= total)]) + AHEAD
+        known = max(int(followed.version) for followed in self.followed.values())
+        version = highest_said(known, said) + AHEAD
         if version % self.run.settings.checkpoint.every_steps == 0:
             version += 1  # a checkpoint of its own is due there
         if version >= total:

@@ -127,7 +127,8 @@ def prepare_run(
         probe.unlink()
     except OSError as error:
         raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
-    say("reading text")
+    named = manifest.data.text or manifest.data.mixture
+    say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
     data = prepare_data(manifest.data, folder.data, say)
     remove_leftovers(folder.checkpoints)
     known = _known_settings(folder)
@@ -180,7 +181,7 @@ def _base(folder: RunFolder, manifest: Manifest, say: Callable[[str], None], *, 
     if not manifest.model.has_base:
         return None
     if anew or not folder.base.exists():
-        say("making the frozen base")
+        say("making the frozen base ...")
         write_base(manifest.model, folder.base, manifest.data.seed, manifest.initial_checkpoint)
     return WholeFile(folder.base, list_pieces(folder.base))
 
@@ -209,7 +210,7 @@ def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str],
     """The newest checkpoint at a URL, if the folder has lost it."""
     there, here = archive.versions(), latest_checkpoint(folder.checkpoints)
     if there and (here is None or here.version < there[-1]):
-        say(f"fetching checkpoint {there[-1]} from {archive.url}")
+        say(f"fetching checkpoint {there[-1]} from {archive.url} ...")
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         archive.fetch(there[-1], folder.checkpoints)
 
@@ -249,7 +250,7 @@ def _initial_states(
     source = manifest.initial_checkpoint
     weights = initial_weights(settings.model, settings.data.seed, source)
     for stage, flat in enumerate(weights):
-        say(f"{'reading' if source else 'making'} the weights of stage {stage}")
+        say(f"{'reading' if source else 'making'} the weights of stage {stage} ...")
         layout = stage_layout(settings.model, stage)
         states.append(first_state(settings, layout, _on_disk(folder.first_weights / f"stage-{stage}", flat)))
     return states

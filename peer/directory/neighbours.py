@@ -123,10 +123,13 @@ class Neighbours:
             with contextlib.suppress(TransientError):
                 found = await self._directory.lookup(stage_topic(self._run_id, stage))
             now = time.monotonic()
-            for peer, fields in found.items():
+            room = self._settings.limits.max_peers_per_stage - sum(not task.done() for task in watched.values())
+            # Those first who have answered, or were never asked: who is nowhere takes no place from them.
+            for peer, fields in sorted(found.items(), key=lambda one: self._misses.get(one[0], 0)):
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
                 known = known or now < self._retry_at.get(peer, 0.0)
-                if not known and self._takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
+                if not known and self._takes(peer, fields) and room > 0:
+                    room -= 1
                     watched[peer] = asyncio.ensure_future(
                         self._watch(stage, peer, addresses_in(fields)[:MAX_ADDRESSES])
                     )

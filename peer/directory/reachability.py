@@ -9,20 +9,23 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
+from swarm.log_format import printable
 from swarm.network.addresses import knock, version_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
 from swarm.network.p2pd.p2p import P2PTransport
 from swarm.network.p2pd.relay_place import RelayPlace
+from swarm.network.p2pd.settings import check_address, is_relayed
 from swarm.network.router.forwarded import Forwarded
 from swarm.network.router.port_mapper import PortMapper
 from swarm.network.transport import Message
@@ -40,6 +43,8 @@ OFFER_EVERY_S = 60.0
 """Whether its relay still carries bulk is asked so often."""
 MAX_RELAYS_TRIED = 4
 """Of volunteers, at a look."""
+MOST_RELAY_ADDRESSES = 4
+"""Of a relay, by which this peer says that it is reached: its record has room for them, and for its own beside."""
 MAX_CAUSE = 160
 """Characters of what is said of one address."""
 
@@ -79,6 +84,8 @@ class Reachability:
         self._renew_at = 0.0
         self._offer_at = 0.0
         self._mapper = mapper
+        self._salt = secrets.token_bytes(16)
+        """Of its order of volunteers' relays: one that others could know would be for sale, for some keys."""
         self._routers_word = ""
         """What came of asking it, to be said after that the host cannot, or can, dial this peer."""
 
@@ -165,10 +172,12 @@ class Reachability:
             try:
                 if offer.peer_id is None:
                     raise TransientError(offer.refusal)
-                await self._transport.connect(offer.peer_id, list(offer.addresses))
+                if not _dialled(offer):
+                    raise TransientError(f"relay {offer.peer_id[-6:]!r} has no address that can be dialled")
+                await self._transport.connect(offer.peer_id, _dialled(offer))
                 place = await self._transport.take_place(offer.peer_id)
             except TransientError as error:
-                refusals.append(str(error)[:MAX_CAUSE])
+                refusals.append(printable(str(error))[:MAX_CAUSE])
             else:
                 self._take(offer, offer.peer_id, place)
                 return
@@ -189,24 +198,38 @@ class Reachability:
         with contextlib.suppress(TransientError):
             for told in (await self._directory.lookup(relay_topic(self._host))).values():
                 with contextlib.suppress(RemoteError):
-                    offers.append(RelayOffer.from_value(told))
+                    offer = RelayOffer.from_value(told)
+                    if offer.peer_id is not None:
+                        offers.append(replace(offer, carries_bulk=True))  # the host's alone may not
         drawn = sorted(offers, key=lambda offer: (offer.peer_id != self._relay, self._draw(offer)))
         return drawn[:MAX_RELAYS_TRIED]
 
     def _draw(self, offer: RelayOffer) -> bytes:
-        return hashlib.sha256(f"{self._transport.peer_id} {offer.peer_id}".encode()).digest()
+        return hashlib.sha256(self._salt + str(offer.peer_id).encode()).digest()
 
     def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
+        if relay != self._relay:  # else it is where it was: anybody can tell of it in the directory
+            at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
+            self._transport.relayed = tuple(f"{address}{at}" for address in _dialled(offer))
         self._relay, self._transport.relay_carries_bulk = relay, offer.carries_bulk
         self._offer_at = time.monotonic() + OFFER_EVERY_S
         # By our own clock, for the relay's may differ; half of what is left in time for another try.
         self._renew_at = time.monotonic() + max(0.0, place.expires - time.time()) / 2
-        at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
-        self._transport.relayed = tuple(f"{address}{at}" for address in offer.addresses)
         self._is(Reach.RELAYED, f"through {relay}")
 
     def _is(self, reach: Reach, why: str) -> None:
         self.reach, self.why = reach, why
+
+
+def _dialled(offer: RelayOffer) -> list[str]:
+    """What is an address of its own, of all that a stranger says is one."""
+    found = []
+    for address in offer.addresses:
+        with contextlib.suppress(SettingsError):
+            check_address("address", address)
+            if address.isascii() and not is_relayed(address):
+                found.append(address)
+    return found[:MOST_RELAY_ADDRESSES]
 
 
 async def through_router(

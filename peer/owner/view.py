@@ -72,12 +72,23 @@ def _verdict(told: pb.Status) -> str:
 
 def _place(told: pb.Status) -> list[tuple[str, RenderableType]]:
     place = told.place
-    members = f"one of {place.num_members} members" if place.is_member else f"{place.num_members} members, not yet one"
+    if place.is_member:
+        members = "its only member" if place.num_members == 1 else f"one of {place.num_members} members"
+    else:
+        members = f"{_members(place.num_members)}, not yet one"
     return [
         ("stage", Text(f"{place.stage} of {place.num_stages} (counted from 0), {members}")),
         *_progress(place),
         ("standing", Text(place.standing)),
     ]
+
+
+def _members(number: int) -> str:
+    return f"{number} {'member' if number == 1 else 'members'}"
+
+
+def _answering(number: int) -> str:
+    return "1 peer answers" if number == 1 else f"{number} peers answer"
 
 
 def _progress(place: pb.Place) -> list[tuple[str, RenderableType]]:
@@ -120,7 +131,7 @@ def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
                          f"{size_text(traffic.month_bytes)} this month")),
         ("machine", Text(f"{machine.cpu_cores:.1f} cores, {size_text(machine.memory_bytes)} memory, "
                          f"{size_text(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
-        ("neighbours", Text(f"{told.num_neighbours} peers answer{_links(told)}")),
+        ("neighbours", Text(f"{_answering(told.num_neighbours)}{_links(told)}")),
         ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
         ("peer", Text(told.peer_id, style="dim")),
     ]  # fmt: skip

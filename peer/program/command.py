@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peer.program.state_folder import LOG_FORMAT, HeldFolder, StateFolder
+from peer.program.state_folder import HeldFolder, StateFolder
 from swarm.core.errors import SettingsError
 from swarm.core.owner.guest import GIB
 from swarm.core.owner.limits import LIMITS, OwnerLimits
+from swarm.log_format import LogFormatter
 from swarm.network.addresses import beside, listen_multiaddresses
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ async def _join(
     from swarm.network.services.daemon_service import serve_owner_of_daemon
 
     with HeldFolder(state) as held:
+        click.echo("starting, and asking the run's host ...", err=True)  # on a busy machine that takes a minute
         identity = load_or_create_identity(state.identity)
         lines = LogLines()
         with _logging(state, lines, verbose=verbose):
@@ -272,7 +274,7 @@ def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> It
     before = root.level
     root.setLevel(logging.INFO)
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        handler.setFormatter(LogFormatter())
         root.addHandler(handler)
     try:
         yield

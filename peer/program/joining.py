@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 BASE_TRIES, BASE_AGAIN_S = 8, 5.0
 """To have all of the frozen base: what came is not asked for again."""
+DONORS_SOON_S = 2.0
+"""Where some donors of pieces are connected by then, no others are waited for."""
 
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 """Told of the run before anything of it is joined; what it raises ends the peer."""
@@ -289,7 +291,8 @@ class Joining:
     async def _donors(self, name: RunId, stage: StageIndex) -> Sequence[PeerId]:
         """Who serves the stage by now, if the directory tells."""
         try:
-            return await donors_of(self._directory, self._transport, stage_topic(name, stage), self._rng)
+            topic = stage_topic(name, stage)
+            return await donors_of(self._directory, self._transport, topic, self._rng, soon_s=DONORS_SOON_S)
         except TransientError as error:
             log.info("the directory: %s", error)
             return []

@@ -11,12 +11,12 @@ from swarm.core.errors import LocalError, NotRunningError, SettingsError
 from swarm.core.owner.limits import OwnerLimits
 from swarm.disk.durable_lines import replace_lines
 from swarm.disk.process_lock import HeldElsewhereError, ProcessLock, holder_of
+from swarm.log_format import LogFormatter
 
 log = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 4 << 20
 """Of each of the two log files."""
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StateFolder:
     def log_handler(self) -> logging.Handler:
         """Writes the log, of bounded size."""
         handler = _LogFile(self.log, maxBytes=MAX_LOG_BYTES, backupCount=1, delay=True)
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        handler.setFormatter(LogFormatter())
         return handler
 
     def running_at(self) -> Path:

@@ -30,6 +30,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.host_protocol import GENESIS
 from swarm.identity.key import verify
+from swarm.log_format import printable
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Directory, Transport
 
@@ -84,7 +85,7 @@ class FirstState:
         while True:
             asked_at = loop.time()
             fields = await self._asked(ready=found_nobody, has_begun=has_begun)
-            self.say(fields.text("waits_for", max_length=MAX_WAITS_FOR))
+            self.say(printable(fields.text("waits_for", max_length=MAX_WAITS_FOR)))
             if not fields.optional("genesis"):
                 if found_nobody and loop.time() < asked_at + HOST_RETRY_S:
                     await asyncio.sleep(HOST_RETRY_S)  # the host was to wait, and did not

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.checkpoint.adapters import CONFIG as ADAPTERS
 from swarm.checkpoint.adapters import HOW_TO_LOAD, WeightsByPart, merged_weights, write_adapters
 from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
 from swarm.checkpoint.model_card import model_card
@@ -89,17 +90,20 @@ def export_huggingface(
         shutil.rmtree(made, ignore_errors=True)
 
 
-def generate(model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: float, seed: int) -> Iterator[str]:
+def generate(
+    model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: float, seed: int, chat: bool = False
+) -> Iterator[str]:
     """The text a model folder continues `prompt` with, piece by piece; at temperature 0 the likeliest token each time.
 
-    Uses nothing but transformers. Raises SettingsError when the folder is no Hugging Face model.
+    With `chat` the answer to `prompt`, which the folder's chat template makes a conversation of. Uses nothing but
+    transformers. Raises SettingsError when the folder is no Hugging Face model, or has no such template.
     """
     import torch
 
     if temperature < 0:
         raise SettingsError(f"temperature = {temperature}: give 0 or more")
     model, tokenizer = _load(model_dir)
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    ids = _asked(model_dir, tokenizer, prompt) if chat else tokenizer(prompt, return_tensors="pt").input_ids
     if ids.shape[1] == 0:
         raise SettingsError("the prompt is empty; give the model at least one token to continue")
     end_ids = model.generation_config.eos_token_id
@@ -131,10 +135,23 @@ def generate(model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: 
         yield rest
 
 
+def _asked(model_dir: Path, tokenizer: Any, prompt: str) -> Any:
+    """A question's tokens, and those that begin its answer."""
+    if not tokenizer.chat_template:
+        raise SettingsError(f"{model_dir} has no chat template; leave --chat out, or give the folder one")
+    said = [{"role": "user", "content": prompt}]
+    encoded = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    return encoded["input_ids"]
+
+
 def _load(model_dir: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    if (model_dir / ADAPTERS).is_file():
+        raise SettingsError(
+            f"{model_dir} holds adapters, no model; `swarm pull` or `swarm export` with --base MODEL makes one of both"
+        )
     if not (model_dir / "config.json").is_file():
         raise SettingsError(f"{model_dir} is no Hugging Face model folder; write one with `swarm export`")
     disable_progress_bar()

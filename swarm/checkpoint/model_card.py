@@ -23,7 +23,7 @@ def model_card(info: CheckpointInfo, notes: list[str]) -> str:
         ("held-out tokens", _tokens(data.get("held_out_digest"), data.get("num_held_out_tokens"))),
         ("tokenizer", info.meta.tokenizer),
         ("sequence length", data.get("sequence_length")),
-        ("held-out loss", lineage.get("held_out_loss")),
+        (_measured_at(lineage), lineage.get("held_out_loss")),
         ("peers", lineage.get("num_peers")),
         ("audits", lineage.get("audits")),
         ("data licence", run.get("data_licence")),
@@ -43,6 +43,12 @@ def model_card(info: CheckpointInfo, notes: list[str]) -> str:
 
 def _parent(parent: dict[str, Any] | None) -> str:
     return "weights drawn from a seed" if parent is None else f"{parent['name']} (SHA-256 {parent['digest']})"
+
+
+def _measured_at(lineage: dict[str, Any]) -> str:
+    """The last measured loss is an earlier version's: a checkpoint's own is measured once it is written."""
+    version = lineage.get("held_out_version")
+    return "held-out loss" if version is None else f"held-out loss at step {version}, the last measured before"
 
 
 def _tokens(digest: str | None, count: int | None) -> str:

@@ -40,5 +40,7 @@ def what_next(folder: Path) -> str:
     from swarm.checkpoint.adapters import CONFIG
 
     if (folder / CONFIG).exists():
-        return "load it onto its base with peft, or export again with --base MODEL for a model by itself"
+        return "load it onto its base with peft, or do this again with --base MODEL for a model by itself"
+    if (folder / "chat_template.jinja").exists():
+        return f'try it: swarm generate {folder} --chat "Who are you?"'
     return f'try it: swarm generate {folder} "def main():"'

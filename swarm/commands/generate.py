@@ -13,13 +13,14 @@ import click
     "--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0 takes the likeliest token."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Equal seeds give equal text.")
-def command(folder: Path, prompt: str, max_new_tokens: int, temperature: float, seed: int) -> None:
+@click.option("--chat", is_flag=True, help="Answer PROMPT, put into the folder's chat template, instead.")
+def command(folder: Path, prompt: str, max_new_tokens: int, temperature: float, seed: int, chat: bool) -> None:
     """Continue PROMPT with the Hugging Face model in FOLDER, piece by piece."""
     from swarm.checkpoint.huggingface import generate
 
-    pieces = generate(folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    pieces = generate(folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, chat=chat)
     first = next(pieces, "")  # a folder that is no model shows before the prompt is echoed
-    click.echo(prompt + first, nl=False)
+    click.echo(first if chat else prompt + first, nl=False)
     for piece in pieces:
         click.echo(piece, nl=False)
     click.echo()

@@ -8,6 +8,8 @@ import click
 from swarm.core.errors import SettingsError
 from swarm.manifest.default import default_manifest_text
 
+NO_TEXT = "while that is empty, it is the source code of Python's standard library"
+
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("run.toml"))
@@ -48,7 +50,13 @@ def command(path: Path, stages: int | None, checkpoint: Path | None, lora: int |
         raise SettingsError(f'PATH = "{path}" cannot be written ({error.strerror}); give another folder') from error
     for line in lines:
         click.echo(line)
-    click.echo(f"wrote {path}; next: swarm plan {path}")
+    if checkpoint is not None:
+        click.echo(
+            f'wrote {path}; next: say there what it is trained on, in data.text (conversations: data.kind = "chat")'
+        )
+        click.echo(f"{NO_TEXT}; then: swarm plan {path}")
+    else:
+        click.echo(f"wrote {path}; next: swarm plan {path}")
 
 
 def _adapters(lora: int | None, qlora: bool) -> dict[str, dict[str, Any]]:

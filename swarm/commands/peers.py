@@ -1,12 +1,14 @@
 """`swarm peers`: how far a run is, who is there, and what each has done, as the run's host knows it."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from swarm.proto import coordinator_pb2 as pb
@@ -26,6 +28,7 @@ def command(invite: str, stage: int | None, also_gone: bool, as_json: bool) -> N
 
     from swarm.invite import parse_invite
     from swarm.network.services.coordinator_client import coordinator_client
+    from swarm.readable import wrapped
 
     with coordinator_client(parse_invite(invite)) as client:
         status = client.status()
@@ -34,33 +37,51 @@ def command(invite: str, stage: int | None, also_gone: bool, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(_value(status, peers), indent=2))
         return
-    click.echo(_told(status))
+    click.echo(wrapped(_told(status)))
     for held in status.stages:
         wanted = f", {held.num_missing} more wanted" if held.num_missing else ""
         click.echo(f"stage {held.stage}: version {held.version}, {held.num_present} present{wanted}")
     if peers:
-        Console(width=150).print(table_of(peers))
+        console = Console(width=None if sys.stdout.isatty() else WIDEST)
+        console.print(fitting(peers, console))
 
 
-def table_of(peers: "Sequence[pb.Peer]") -> "Table":
-    """The peers as people read them: those of a stage together, who has done most first."""
+WIDEST = 150
+FIGURES: "Mapping[str, Callable[[pb.Peer], str]]" = {
+    "version": lambda peer: str(peer.version),
+    "tokens": lambda peer: f"{peer.num_tokens:,}",
+    "microbatches": lambda peer: f"{peer.num_microbatches:,}",
+    "steps": lambda peer: f"{peer.num_steps:,}",
+    "rank": lambda peer: str(peer.rank or ""),
+    "direct": lambda peer: str(peer.num_direct or ""),
+    "punched": lambda peer: str(peer.num_punched or ""),
+    "relayed": lambda peer: str(peer.num_relayed or ""),
+}
+
+
+def fitting(peers: "Sequence[pb.Peer]", console: "Console") -> "Table":
+    """`table_of` with whole peer ids, or, where these make it too wide, with their last 8 characters, as the host's
+    lines name peers."""
+    whole = table_of(peers, lambda peer_id: peer_id)
+    if console.measure(whole, options=console.options.update(max_width=WIDEST)).maximum <= console.width:
+        return whole
+    short = table_of(peers, lambda peer_id: f"..{peer_id[-8:]}")
+    short.caption = "--json has peer ids whole"
+    return short
+
+
+def table_of(peers: "Sequence[pb.Peer]", name: "Callable[[str], str]") -> "Table":
+    """The peers as people read them: those of a stage together, who has done most first; figures that any has."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("stage", "peer")
-    for heading in ("version", "tokens", "microbatches", "steps", "rank", "direct", "punched", "relayed"):
+    table = Table("stage", "peer", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    shown = {heading: told for heading, told in FIGURES.items() if any(map(told, peers))}
+    for heading in shown:
         table.add_column(heading, justify="right")
     for peer in sorted(peers, key=lambda peer: (peer.stage, -peer.num_tokens, peer.peer_id)):
-        table.add_row(
-            str(peer.stage),
-            peer.peer_id,
-            str(peer.version),
-            f"{peer.num_tokens:,}",
-            f"{peer.num_microbatches:,}",
-            f"{peer.num_steps:,}",
-            str(peer.rank or ""),
-            *(str(count or "") for count in (peer.num_direct, peer.num_punched, peer.num_relayed)),
-            style=None if peer.present else "dim",
-        )
+        figures = [told(peer) for told in shown.values()]
+        table.add_row(str(peer.stage), name(peer.peer_id), *figures, style=None if peer.present else "dim")
     return table
 
 

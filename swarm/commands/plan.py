@@ -161,7 +161,7 @@ def _show(plan: Plan, assumptions: Assumptions, verdict: Verdict) -> None:
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"
     console.print(f"a step takes {seconds}: {plan.tokens_per_s:,.0f} tokens/s for the whole swarm")
     most = size_text(max(plan.run_bytes))
-    console.print(f"the run takes {plan.run_s / 3600:,.1f} hours; who stays for all of it moves up to {most}")
+    console.print(f"the run takes {duration_text(plan.run_s)}; who stays for all of it moves up to {most}")
     alike = [list(parts) for _, parts in groupby(plan.stages, key=lambda part: replace(part, stage=0))]
     traffic = {**TRAFFIC, "a month": lambda part: size_text(plan.month_bytes[part.stage])}
     for title, columns in (("Each peer needs", MEMORY), ("In each step", TIMES), ("Traffic of each step", traffic)):

@@ -23,6 +23,7 @@ ROWS_AT_ONCE = 1024
 
 WITHOUT_TEXT = "rows without text"
 NOT_A_FORMAT = "a format that is not read"
+CHATS = '; for conversations set data.kind = "chat"'
 NO_ROWS = "neither jsonl nor Parquet, which hold conversations"
 _NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".feather", ".h5", ".lz4", ".npy", ".npz", ".orc", ".rar", ".tar", ".tgz", ".xz", ".zip"}
@@ -102,6 +103,7 @@ def _json_lines(file: BinaryIO, name: str, text_field: str, missing: Missing, is
         except (ValueError, KeyError, TypeError) as error:
             raise SettingsError(
                 f'{where} is no JSON object with a field "{text_field}"; mend the line or set data.text_field'
+                f"{CHATS if not is_chat else ''}"
             ) from error
         if text is None:
             missing()
@@ -138,7 +140,7 @@ def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing, is_chat:
         if text_field not in columns.names:
             raise SettingsError(
                 f'data.text = "{name}" has no column "{text_field}"; set data.text_field to one of '
-                f"{', '.join(columns.names[:20])}"
+                f"{', '.join(columns.names[:20])}{CHATS}"
             )
         kind = columns.field(text_field).type
         if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):

@@ -85,7 +85,7 @@ def prepare_data(data: DataTable, out_dir: Path, say: Callable[[str], None] = lo
     them there.
 
     They are reused if they came from the same files (path, size, time), tokenizer and options, and were not changed
-    since. A call that was interrupted is gone on with. `say` is told how far it is, and what is left out.
+    since. A call that was interrupted is gone on with. `say` hears how far it is, what is left out, and how much is in.
     Raises SettingsError if the text or the tokenizer is missing, the text is too short, or `out_dir` cannot be written.
     """
     tokenizer = load_tokenizer(data.tokenizer)
@@ -109,6 +109,7 @@ def prepare_data(data: DataTable, out_dir: Path, say: Callable[[str], None] = lo
     _check_length(prepared, data)
     for one in prepared.skipped:
         say(str(one))
+    say(_counted(prepared, of_answers=data.learnt == "answers"))
     return prepared
 
 
@@ -227,7 +228,7 @@ class _Preparing:
                 if time.monotonic() > said_at + SAY_EVERY_S:
                     said_at = time.monotonic()
                     rate = (place.num_characters - began_with) / (said_at - began_at)
-                    self.say(f"encoded {place.num_characters / 1e6:.0f} MB of text, {rate / 1e6:.1f} MB/s")
+                    self.say(f"encoded {place.num_characters / 1e6:.0f} MB of text, {rate / 1e6:.1f} MB/s ...")
             train.flush()
             place.sources[index]["num_tokens"] = train.file.num_tokens - place.sources[index]["first_token"]
             place.source, place.skipped = index + 1, [asdict(one) for one in self.skipped.found()]
@@ -324,6 +325,11 @@ def _from(source: Corpus, file: int, documents: int) -> Iterator[tuple[tuple[int
             documents -= 1
         else:
             yield (at, before), document.text
+
+
+def _counted(prepared: PreparedData, *, of_answers: bool) -> str:
+    some = f", {prepared.num_train_targets:,} of which are learnt" if of_answers else ""
+    return f"{prepared.num_train_tokens:,} tokens to train on{some}; {prepared.num_held_out_tokens:,} held out"
 
 
 def _skipped(fields: dict[str, Any]) -> Skipped:

@@ -114,5 +114,21 @@ def as_had(asked: Sequence[str], had: Sequence[str]) -> tuple[str, ...]:
     for address in asked:
         kind = "/".join(address.split("/")[:2]) + "/"
         port = next((port_of(one) for one in had if one.startswith(kind)), port_of(address))
-        found.append("/".join([*address.split("/")[:4], str(port)]))
+        found.append(at_port(address, port))
     return tuple(found)
+
+
+def at_port(address: str, port: int) -> str:
+    """The TCP multiaddress with this port in the place of its own."""
+    return "/".join([*address.split("/")[:4], str(port)])
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a program could listen at this TCP port of a numeric address."""
+    with socket.socket(socket.AF_INET6 if version_of(host) == 6 else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+        return True

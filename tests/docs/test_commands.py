@@ -96,6 +96,7 @@ BY_A_TEST = {
     "swarm export run/checkpoints model --base MODEL": "tests/swarm/checkpoint/test_adapters.py",
     "swarm init --checkpoint MODEL --lora 16 --qlora run.toml": "tests/swarm/commands/test_init.py",
     "swarm init --checkpoint MODEL --lora 16 run.toml": "tests/swarm/commands/test_init.py",
+    'swarm generate model --chat "How do I sort a list?"': "tests/swarm/checkpoint/test_huggingface_export.py",
     "swarm host run.toml --eval-tasks arc_easy,hellaswag": "tests/bootstrap/state/test_task_scores.py",
     "swarm plan run.toml": "tests/swarm/commands/test_plan_command.py",
     "swarm pull 'swarm://...' adapters": "tests/swarm/commands/test_pull.py",

@@ -1,6 +1,7 @@
 """The `swarm` command: quick help, lazy verbs, honest exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,19 @@ def test_help_lists_every_verb_without_importing_one() -> None:
     for verb, (_, line) in VERBS.items():
         assert verb in printed
         assert line in printed
+
+
+def test_grpc_does_not_talk_of_the_programs_that_are_started() -> None:
+    program = (
+        "import os, sys\nfrom swarm import cli\nsys.argv = ['swarm', '--version']\n"
+        "os._exit = lambda code: print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])\ncli.main()"
+    )
+    for given, found in (({}, "0"), ({"GRPC_ENABLE_FORK_SUPPORT": "1"}, "1")):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")} | given
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+        )
+        assert done.stdout.splitlines()[-1] == found, done.stderr
 
 
 def test_help_is_quick() -> None:

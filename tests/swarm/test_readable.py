@@ -1,8 +1,10 @@
-"""Numbers for people: what is on the edge of two units, and of three digits."""
+"""Numbers for people: what is on the edge of two units, and of three digits; lines that end between words."""
+
+import sys
 
 import pytest
 
-from swarm.readable import count_text, duration_text, size_text
+from swarm.readable import count_text, duration_text, size_text, wrapped
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,14 @@ def test_sizes(size: float, text: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+def test_a_paragraph_is_as_wide_as_the_terminal_and_whole_for_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "the most that settings give is 0.57 of it, with codecs.activations = 'int4'"
+    assert wrapped(text) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    lines = wrapped(text).splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 24
+    assert " ".join(lines) == text

@@ -41,8 +41,12 @@ LOCAL = 0.25
 """What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
 ACCEPTED = 1.0
 """Own errors that are accepted without suspicion."""
-CONVICTING = 2.0
-"""Own errors past which a claim is fraud."""
+CONVICTING = 4.0
+"""Own errors past which a claim is fraud: kernels of another make also differ in what no draw moves, as in how
+attention rounds, by up to 2.5 own errors in a deep model (docs/calibration.md)."""
+UNLIKE = 1.4
+"""An error past which it is fraud in any case up to `ILL_CONDITIONED`: two tensors that have nothing in common are
+sqrt(2) apart, one and its opposite 2."""
 CLEARLY = 50.0
 """Own errors past which a few replays are enough to know them by."""
 ILL_CONDITIONED = 0.5
@@ -190,10 +194,10 @@ def compare(
     return graded(Grade.FRAUD if measured > fraud else Grade.SUSPICIOUS, error, worst, said)
 
 
-def fraud_bound(least: float, own_error: float | None, caution: float) -> float:
+def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float = CONVICTING) -> float:
     """Past what a claim is fraud, beside a replay with that own error (None: not measured)."""
     own = own_error or 0.0
-    return max(least, caution * (CONVICTING if own <= ILL_CONDITIONED else CLEARLY) * own)
+    return max(least, caution * (min(convicting * own, UNLIKE) if own <= ILL_CONDITIONED else CLEARLY * own))
 
 
 def relative_error(tensor: Tensor, reference: Tensor) -> float:

@@ -27,6 +27,9 @@ from verification.replay.own_error import Errors, own_errors
 from verification.replay.stage_replay import Floats, Sent, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
+MOVED_CONVICTING = 3.0
+"""As `CONVICTING`, of what an error moves, where two kernels were up to 2 own errors apart: nothing moves more than
+sqrt(2)."""
 MAGNIFIED = 40.0
 """By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""
 
@@ -116,7 +119,7 @@ def compared_gradient(
     own_error, own_moved = own or (None, None)
     bounds = moved_bounds_for(arithmetic, codec)
     found = compare(said, again, bounds_for(arithmetic, codec, "contribution"), own_error=own_error, caution=caution)
-    fraud = fraud_bound(bounds.fraud, own_moved, caution)
+    fraud = fraud_bound(bounds.fraud, own_moved, caution, convicting=MOVED_CONVICTING)
     found = replace(found, moved=moved.measured, moved_fraud=fraud, own_moved=own_moved)
     if moved.measured > fraud:
         reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {fraud:.2e}"

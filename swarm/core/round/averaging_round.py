@@ -490,7 +490,8 @@ class AveragingRound:
             self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
             self._wait_for_leader(now)
-            if owes and self._patience.due is not None:  # the leader waits as long for whoever still fetches
+            if proposal.result is not None and self._patience.due is not None:
+                # The leader waits as long for whoever still fetches: who turned away meanwhile would begin it all anew.
                 allowed_s = self._reduction.arrivals.allowed_s(now=now)
                 self._patience.due = max(self._patience.due, now + 2 * self.facts.phase_s + allowed_s)
         return accused + out

@@ -122,3 +122,9 @@ def goes_on_as(to: int, *, highest: int, is_complete: bool, last: int) -> int:
     if to >= last or (is_complete and to == highest):
         return to
     return min(highest + (1 if is_complete else AHEAD), last - 1)
+
+
+def highest_said(known: int, said: Iterable[int]) -> int:
+    """The highest version that is `known` to be certified, or not much more, where somebody says so: a number that is
+    used up is gone for ever, and a run has so many steps."""
+    return max([known, *(min(version, known + AHEAD) for version in said)])

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.network.directory.records import MAX_RECORD_BYTES, MAX_TOPIC_CHARACTERS, Record, newest_of, open_record
+from swarm.network.directory.records import (
+    MAX_RECORD_BYTES,
+    MAX_TOPIC_CHARACTERS,
+    Record,
+    is_live,
+    newest_of,
+    open_record,
+)
 from swarm.network.directory.swarm_time import swarm_time
 from swarm.network.transport import Message, Transport
 
@@ -36,8 +43,8 @@ class PassedOn:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._heard: dict[str, dict[PeerId, bytes]] = {}
-        """What was last looked at, last."""
+        self._heard: dict[str, dict[PeerId, tuple[Record, bytes]]] = {}
+        """What was last looked at, last. Checked when it came, and not again: to ask for it must cost nobody much."""
         self._own: dict[str, bytes] = {}
         self._seeds: set[PeerId] = set()
         self._asked_at: dict[str, float] = {}
@@ -60,13 +67,15 @@ class PassedOn:
     def hear(self, topic: str, answers: Iterable[bytes]) -> tuple[dict[PeerId, tuple[Record, bytes]], int]:
         """Records under the topic that came, each checked: all that are known now and live, and how many of those that
         came were refused."""
-        now, heard = swarm_time.now(), self._heard.pop(topic, {}).values()
+        now, heard = swarm_time.now(), self._heard.pop(topic, {})
         came, refused = newest_of(answers, topic, now=now)
-        known, _ = newest_of([*heard, *(data for _, data in came.values())], topic, now=now)
+        live = {peer: one for peer, one in heard.items() if is_live(one[0], now=now)}
+        newer = {peer: one for peer, one in came.items() if peer not in live or live[peer][0].expires < one[0].expires}
+        known = dict(sorted((live | newer).items()))
         peers = list(known)
         kept = peers if len(peers) <= MAX_RECORDS else self._rng.sample(peers, MAX_RECORDS)
         if kept:
-            self._heard[topic] = {peer: known[peer][1] for peer in kept}
+            self._heard[topic] = {peer: known[peer] for peer in kept}
         if len(self._heard) > MAX_TOPICS:
             # First what this peer has never asked about, and of it what the fewest say they serve.
             lost = min(self._heard, key=lambda one: (one in self._asked_at, len(self._heard[one])))

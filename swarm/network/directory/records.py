@@ -55,10 +55,14 @@ def open_record(data: bytes, *, now: float, slack_s: float = 0.0) -> Record:
     `slack_s` forgives that long after the expiry. Raises RemoteError otherwise.
     """
     record = _signed_record(bytes(data))
-    # Written so that a NaN fails too.
-    if not now - slack_s < record.expires <= now + MAX_TTL_S + CLOCK_SKEW_S:
+    if not is_live(record, now=now, slack_s=slack_s):
         raise RemoteError("expired", f"a directory record that expires {record.expires - now:+.1f} s from now")
     return record
+
+
+def is_live(record: Record, *, now: float, slack_s: float = 0.0) -> bool:
+    """Written so that a NaN fails too."""
+    return now - slack_s < record.expires <= now + MAX_TTL_S + CLOCK_SKEW_S
 
 
 @lru_cache(maxsize=REMEMBERED_RECORDS)

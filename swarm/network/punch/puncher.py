@@ -17,7 +17,7 @@ import random
 import secrets
 import socket
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,6 +49,8 @@ TRY_S = 5.0
 """To agree on one try; half of it is the callee's."""
 BEGIN_S = 9.0
 """No try begins later: then there is no way for now."""
+NEAR_GO_S = 2.0
+"""So long the asker of a try at ports near by may take to go on with it: others wait for their turn meanwhile."""
 REFUSED_S = 1.0
 """Until another try, about, where the other side was busy."""
 MOST_REFUSED = 1
@@ -144,6 +146,8 @@ class _Agreed:
     near: bool
     seat: _Seat
     closing: ExitStack
+    turn: ExitStack
+    """Closed by `closing`, or as soon as nothing is dialled any more."""
     targets: list[list[Endpoint]]
     mine: DirectOffer
     others: DirectOffer
@@ -177,9 +181,12 @@ class Puncher:
         """By who asked, and its session."""
         self._answering: set[PeerId] = set()
         """Whose question is being answered."""
+        self._dialled = Counter[PeerId]()
+        """Whose tries are gone on with, as long as anything is dialled for them."""
         self._limits = Limits()
         self._one_near = asyncio.Lock()
-        """Two tries at ports that are counted up would move each other's."""
+        """Two tries at ports that are counted up would move each other's. Whom nobody expects waits for no turn, and
+        gives its own up to who is expected, and to this peer: keys cost nothing."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def num_streams(self, peer_id: PeerId) -> int:
@@ -243,18 +250,20 @@ class Puncher:
             raise TransientError("this try is under way")
         if not self._has_place(sender, is_stranger=is_stranger):
             raise TransientError("others are punching")
+        if ask.near and is_stranger and self._one_near.locked():
+            raise TransientError("others are punching")
         if not self._limits.take(sender, is_stranger=is_stranger, now=began):
             raise TransientError("too many punches within a minute")
         endpoints, version = self._endpoints(sender, ask.side)
         if version not in self._around.bind_hosts:
             raise TransientError(f"this side has no IPv{version}")
         self._answering.add(sender)
-        closing = ExitStack()
+        closing, turn = ExitStack(), ExitStack()
+        closing.callback(turn.close)
         try:
             async with asyncio.timeout(TRY_S / 2):
                 if ask.near:
-                    await self._one_near.acquire()
-                    closing.callback(self._one_near.release)
+                    await self._take_turn(turn, is_stranger=is_stranger)
                 seat = await self._sit_down(closing, version, near=ask.near)
         except BaseException as error:
             closing.close()
@@ -265,8 +274,10 @@ class Puncher:
             self._answering.discard(sender)
         mine = self._offer(sender)
         targets = _targets(seat, endpoints, near=ask.near)
-        self._agreed[sender, ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
-        asyncio.get_running_loop().call_later(TRY_S, self._forget, sender, ask.session)
+        self._agreed[sender, ask.session] = _Agreed(
+            sender, ask.near, seat, closing, turn, targets, mine, ask.side.offer
+        )
+        asyncio.get_running_loop().call_later(NEAR_GO_S if ask.near else TRY_S, self._forget, sender, ask.session)
         took_ms = round((asyncio.get_running_loop().time() - began) * 1000)
         return Message(self._side(sender, mine, seat, took_ms).to_value())
 
@@ -278,8 +289,15 @@ class Puncher:
         agreed = self._agreed.pop((sender, session), None)
         if agreed is None:
             raise TransientError("no punch was agreed on, or it is over")
+        self._dialled[sender] += 1
+        agreed.turn.callback(self._dialled_no_more, sender)
         meeting = _Meeting(
-            agreed.seat.ports, agreed.targets, partial(self._met_as_callee, agreed), self._start, near=agreed.near
+            agreed.seat.ports,
+            agreed.targets,
+            partial(self._met_as_callee, agreed),
+            self._start,
+            dialled=agreed.turn.close,
+            near=agreed.near,
         )
         self._start(self._meet(meeting, agreed.closing))
         return Message()
@@ -288,9 +306,12 @@ class Puncher:
         """Whether one more of its tries may be taken part in; its earlier one is over. All strangers share a fourth."""
         for peer, session in [agreed for agreed in self._agreed if agreed[0] == sender]:
             self._forget(peer, session)
-        at_it = {*self._answering, *(peer for peer, _ in self._agreed)}
+        at_it = [*self._answering, *(peer for peer, _ in self._agreed), *self._dialled.elements()]
         strangers = sum(map(self._around.is_stranger, at_it))
         return len(at_it) < MOST_AT_ONCE and not (is_stranger and strangers >= MOST_AT_ONCE // STRANGERS_SHARE)
+
+    def _dialled_no_more(self, sender: PeerId) -> None:
+        self._dialled -= Counter([sender])  # and forgets who has none
 
     # The asker's side.
 
@@ -328,11 +349,11 @@ class Puncher:
     async def _try(self, peer_id: PeerId, version: int, *, near: bool) -> bool:
         """Whether one of the routers is known to make new mappings. Returns with the first stream, or without any."""
         loop = asyncio.get_running_loop()
-        closing = ExitStack()
+        closing, turn = ExitStack(), ExitStack()
+        closing.callback(turn.close)
         try:
             if near:
-                await self._one_near.acquire()
-                closing.callback(self._one_near.release)
+                await self._take_turn(turn, is_stranger=False)
             async with asyncio.timeout(TRY_S):
                 seat = await self._sit_down(closing, version, near=near)
             if seat.moves and not near:
@@ -365,7 +386,7 @@ class Puncher:
                 await self._met_as_asker(peer_id, connection, mine, side.offer, is_mine=is_mine)
                 return is_mine or near
 
-            meeting = _Meeting(seat.ports, targets, met, self._start, near=near)
+            meeting = _Meeting(seat.ports, targets, met, self._start, dialled=turn.close, near=near)
         except BaseException:
             closing.close()
             raise
@@ -400,6 +421,15 @@ class Puncher:
         return True
 
     # Both sides.
+
+    async def _take_turn(self, turn: ExitStack, *, is_stranger: bool) -> None:
+        """At ports near by, until `turn` is closed. No deadline."""
+        if not is_stranger:
+            for (peer, session), agreed in [*self._agreed.items()]:
+                if agreed.near and self._around.is_stranger(peer):
+                    self._forget(peer, session)
+        await self._one_near.acquire()
+        turn.callback(self._one_near.release)
 
     async def _sit_down(self, closing: ExitStack, version: int, *, near: bool) -> _Seat:
         """Ports of this side, and where two onlookers, or the one there is, see them from; the router keeps them for
@@ -509,12 +539,15 @@ class _Meeting:
         met: Callable[[socket.socket], Awaitable[bool]],
         start: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
         *,
+        dialled: Callable[[], None],
         near: bool,
     ) -> None:
+        """`dialled` is called once no port is dialled any more: connections may still be greeted then."""
         self._ports = ports
         self._targets = targets
         self._met = met
         self._start = start
+        self._dialled = dialled
         self._near = near
         self._greeting: set[asyncio.Task[None]] = set()
         self._came = asyncio.Event()
@@ -541,6 +574,7 @@ class _Meeting:
             for task in (*dials, *accepts, *enough):
                 task.cancel()
             await asyncio.gather(*dials, *accepts, *enough, return_exceptions=True)
+            self._dialled()
             await asyncio.gather(*self._greeting, return_exceptions=True)
             self._came.set()
 

@@ -7,7 +7,7 @@ run's host or by two members that agree, and ports near the one that was seen.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Annotated, ClassVar, NamedTuple
 
 from swarm.core.errors import RemoteError
@@ -62,9 +62,10 @@ class Judge:
     def endpoint(self, words: Sequence[Seen], owner: PeerId, *, now: float) -> Endpoint:
         """Where to dial `owner`, by these onlookers of one connection each from one of its ports.
 
-        The first word's. Raises RemoteError("unseen") when they are not enough, old, false or differ in the address.
+        By the first word that counts. Raises RemoteError("unseen") when they are not enough, old, false or differ in
+        the address.
         """
-        believed: set[PeerId] = set()
+        believed: dict[PeerId, Endpoint] = {}
         for word in words:
             if word.peer_id != owner or word.onlooker == owner:
                 raise RemoteError("unseen", f"a word on {word.peer_id}, not by another on {owner}", owner)
@@ -73,15 +74,16 @@ class Judge:
             if not verify(word.onlooker, word.signed_bytes(), word.signature):
                 raise RemoteError("unseen", f"a word that {word.onlooker} did not sign", owner)
             if word.onlooker == self.host or self.is_member(word.onlooker):
-                believed.add(word.onlooker)
+                believed.setdefault(word.onlooker, word.endpoint)
         if self.host not in believed and len(believed) < ENOUGH_MEMBERS:
             raise RemoteError("unseen", f"neither the host nor {ENOUGH_MEMBERS} members have seen it there", owner)
         if len({caller_of(word.host) for word in words}) > 1:
             raise RemoteError("unseen", "its onlookers differ", owner)
-        address = _address(words[0].host)
-        if address is None or address.is_multicast or (self.public_only and not address.is_global):
-            raise RemoteError("unseen", f"{words[0].host} is no address to dial on another's word", owner)
-        return words[0].endpoint
+        endpoint = next(iter(believed.values()))
+        address = _address(endpoint.host)
+        if address is None or address.is_multicast or (self.public_only and not _is_public(address)):
+            raise RemoteError("unseen", f"{endpoint.host!r} is no address to dial on another's word", owner)
+        return endpoint
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
@@ -89,3 +91,14 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host)
     except ValueError:
         return None
+
+
+_GLOBAL_UNICAST = ip_network("2000::/3")
+"""All that the Internet routes of IPv6; a router may lead the rest into the network that it stands in."""
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether it is a machine's on the Internet, by its own number and by no IPv4 number within it."""
+    if isinstance(address, IPv4Address):
+        return address.is_global
+    return address.is_global and address in _GLOBAL_UNICAST and address.sixtofour is None and address.teredo is None

@@ -94,3 +94,14 @@ def test_a_held_out_loss_that_cannot_be_is_asked_of_another(tmp_path: Path) -> N
         return loss
 
     assert asyncio.run(scenario()) == 1.0
+
+
+def test_whoever_is_admitted_fills_no_table_of_audits() -> None:
+    """Those on probation audit nobody; and a page that counted the classes of a crowd of keys would take its time."""
+    progress = RunProgress(num_stages=1, first_version=0)
+    for number, is_member in enumerate((True, False)):
+        peer = PeerId(f"peer {number}")
+        progress.peers[peer] = PeerFigures(0, 0.0, 0.0)
+        audits = (HonestAudits(numeric_class="true" if is_member else "false", num_audits=1 << 40, share=0.5),)
+        progress.take(peer, replace(HONEST, honest_audits=audits), is_member=is_member)
+    assert [audited for _, audited, _, _ in progress.honest_audits()] == ["true"]

@@ -2,10 +2,12 @@
 
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from bootstrap.program.ledger import Ledger
 from swarm.cli import ExitCode, run
 from tests.process_swarm import ProcessSwarm, Zygote
 
@@ -26,12 +28,16 @@ def test_a_host_goes_on_serving_what_came_of_its_run(zygote: Zygote, tmp_path: P
         assert told == [(number, 8, 2) for number in range(1, 9)]
         for name in swarm.peers:
             swarm.has_left(name)
+        with closing(Ledger(tmp_path / "host" / "ledger.sqlite")) as ledger:
+            figures = [event.facts for event in ledger.events() if event.kind == "figures"]
+        assert [of_step["step"] for of_step in figures] == [*range(8)], "the last steps' too"
 
         assert run(["pull", over["invite"], str(tmp_path / "model")]) is ExitCode.OK
         assert (tmp_path / "model" / "model.safetensors").exists()
         swarm.start_peer("late", 0)
         swarm.has_left("late")
-        assert "the run is over" in (tmp_path / "late.log").read_text()
+        said = (tmp_path / "late.log").read_text()
+        assert said.index("asking the run's host") < said.index("the run is over")
 
         os.kill(swarm.host, signal.SIGINT)
         assert swarm.finish()["steps"] == 8

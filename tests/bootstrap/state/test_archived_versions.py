@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.owner.progress import HELD_SNAPSHOTS, PeerFigures, VersionGone, oldest_held
+from bootstrap.owner.progress import HELD_SNAPSHOTS, PeerFigures, RunProgress, VersionGone, oldest_held
 from swarm.core.ids import PeerId
 from swarm.core.settings import KEPT_SNAPSHOTS, CheckpointSettings, OptimizerSettings
 from tests.bootstrap.program.test_dashboard import report_of
@@ -32,6 +32,22 @@ def test_what_is_held_is_what_a_peer_has_left(last: int, every: int) -> None:
         due = range(every, version, every)
         gone = [at for at in due if at not in on_disk]
         assert gone == [at for at in due if at < oldest_held(version, settings)], f"at version {version}"
+
+
+def test_who_says_that_it_is_far_behind_has_nobody_wait_for_what_others_hold_no_more() -> None:
+    """Anybody may be admitted and report; and a member may stop to report, or say that it is where it was."""
+    settings = small_settings(1, checkpoint=CheckpointSettings(every_steps=4, snapshot_every=4))
+    progress = RunProgress(num_stages=1, first_version=0)
+    said = {"one": 40, "two": 40, "liar": 4, "stranger": 4, "silent": None}
+    for name, version in said.items():
+        progress.peers[PeerId(name)] = PeerFigures(0, 0.0, 0.0)
+        if version is not None:
+            report = replace(report_of(0, 1.0), version=version)
+            progress.take(PeerId(name), report, is_member=name != "stranger")
+    assert progress.is_gone(0, 4, settings)
+    assert not progress.is_gone(0, 36, settings)
+    progress.peers[PeerId("two")].left = True
+    assert not progress.is_gone(0, 4, settings), "one of two says that it holds it"
 
 
 def test_a_version_that_was_reported_to_a_host_that_died_is_not_waited_for_for_ever(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import random
 import signal
 import string
 import tempfile
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,19 +17,30 @@ from bootstrap.owner.trouble import Notice
 from bootstrap.program.books import Books
 from bootstrap.program.held_run import HeldRun
 from bootstrap.program.ledger import Ledger
-from bootstrap.state.rolling_back import NEWEST, Plan, Wish, plan
+from bootstrap.state.rolling_back import NEWEST, Plan, RollingBack, Wish, plan
 from bootstrap.state.run_folder import prepare_run
 from swarm.cli import ExitCode, run
 from swarm.core.errors import SettingsError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.host_protocol import ROLLBACK
+from swarm.core.state.coming_back import AHEAD
+from swarm.host_protocol import ROLLBACK, STANDING
 from swarm.manifest.file import parse_manifest
+from swarm.network.memory import MemoryNetwork
 from swarm.network.services.host_service import serve_owner_of_host
 from swarm.network.transport import Message
 from tests.bootstrap.state.hosted import commanded, hosted
 from tests.process_swarm import ProcessSwarm, Zygote
-from tests.swarm_in_process import Event, InProcessSwarm, manifest_of, prepare, sample_text, swarm_in_process
+from tests.swarm_in_process import (
+    Event,
+    InProcessSwarm,
+    identity_of,
+    manifest_of,
+    prepare,
+    sample_text,
+    swarm_in_process,
+)
+from tests.verification.exhibits import small_settings
 
 PEER = PeerId("peer")
 
@@ -51,6 +64,14 @@ def test_auto_goes_back_before_the_trouble_and_skips_its_steps_and_the_one_befor
     assert plan(Wish(None, None), versions=[0, 4], notices=[skipped], ids_of=ids_of) == Plan(0, ((8, 16),))
 
 
+def test_no_single_peer_says_how_far_back_or_which_data() -> None:
+    """Who has nothing to add, says so or keeps its parts back at any step it likes, and has spoilt nothing."""
+    told = [Notice("not_finite", 5, 0, (PEER,), (), "it says so"), Notice("left_out", 6, 0, (PEER,), (), "no parts")]
+    skipped = Notice("skipped", 14, 1, (PEER,), (), "long")
+    made = plan(Wish(None, None), versions=[4, 8, 12, 16], notices=[*told, skipped], ids_of=ids_of)
+    assert made == Plan(12, ((52, 60),))
+
+
 def test_what_is_named_is_taken_as_it_is() -> None:
     assert plan(Wish(None, ()), versions=[4, 8], notices=[spike(5)], ids_of=ids_of) == Plan(8, ())
     assert plan(Wish(4, ((1, 3),)), versions=[4, 8], notices=[], ids_of=ids_of) == Plan(4, ((1, 3),))
@@ -61,6 +82,8 @@ def test_what_is_named_is_taken_as_it_is() -> None:
     [
         (Wish(None, None), [], "nothing was noticed lately"),
         (Wish(None, None), [Notice("stalled", 9, 0, (), (), "silent")], "nothing was noticed lately"),
+        (Wish(None, None), [Notice("not_finite", 6, 0, (PEER,), (), "it says so")], "nothing was noticed lately"),
+        (Wish(None, None), [Notice("left_out", 6, 0, (PEER,), (), "no parts")], "nothing was noticed lately"),
         (Wish(5, ()), [], "--to 5: no such version is kept; choose one of 4, 8"),
         (Wish(None, None), [spike(3)], "up to 2: no such version is kept"),
         (Wish(None, ((0, 1 << 30),)), [], "skip less"),
@@ -141,6 +164,37 @@ def test_a_host_that_ends_meanwhile_is_not_waited_for(tmp_path: Path, capsys: py
     ended = asyncio.Event()
     asyncio.run(ask())
     assert "has ended without an answer" in capsys.readouterr().err
+
+
+class Unused(SimpleNamespace):
+    """What a rollback needs besides what a test is about."""
+
+
+@pytest.mark.parametrize("boast", [99, 80, 1 << 62])
+def test_no_single_peer_says_how_far_the_run_has_come(boast: int) -> None:
+    """Who says that its stage is at the run's end would keep the owner from going back, or have the run go on from
+    there: the steps between are never taken."""
+
+    async def scenario() -> int:
+        network = MemoryNetwork(random.Random(0))
+        host, liar = network.transport(identity_of(0)), network.transport(identity_of(1))
+
+        async def on_standing(sender: PeerId, request: Message) -> Message:
+            return Message({"version": boast})
+
+        liar.serve(STANDING, on_standing, max_body_bytes=0)
+        settings = replace(small_settings(1), optimizer=replace(small_settings(1).optimizer, total_steps=100))
+        known: dict[str, Any] = dict.fromkeys((one.name for one in fields(RollingBack) if one.init), Unused())
+        known |= {
+            "run": Unused(settings=settings),
+            "transport": host,
+            "progress": Unused(present=lambda: [liar.peer_id]),
+            "justice": Unused(may_train=lambda peer: True),
+            "followed": {0: Unused(version=20)},
+        }
+        return await RollingBack(**known)._unreached()
+
+    assert 20 + AHEAD <= asyncio.run(scenario()) <= 20 + 2 * AHEAD + 1
 
 
 # -- a live swarm ----------------------------------------------------------------------------------------------

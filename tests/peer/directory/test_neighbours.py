@@ -51,3 +51,35 @@ def test_a_peer_that_answers_at_once_is_watched_as_often_as_others_are_looked_fo
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert len(asked_at) <= FOR_S / LOOKUP_EVERY_S + 2
+
+
+def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> None:
+    """As many as are watched at most stand in the directory, for as long as somebody tells it so."""
+
+    async def on_watch(sender: PeerId, request: Message) -> Message:
+        return Message()
+
+    async def main() -> set[PeerId]:
+        network = MemoryNetwork(random.Random(0))
+        mine, settings = network.transport(ME), small_settings(1)
+        nowhere = [identity_of(2 + number) for number in range(settings.limits.max_peers_per_stage)]
+        topic, lives_s = stage_topic(RUN_ID, STAGE), 300.0
+        for identity in nowhere:
+            await network.directory(identity).publish(topic, {"addresses": [], "version": 0}, ttl_s=lives_s)
+        events = Events()
+        events.seal()
+        context: Any = SimpleNamespace(settings=settings, run_id=RUN_ID, transport=mine, events=events)
+        neighbours = Neighbours(
+            context, network.directory(ME), STAGE, lambda: Version(0), lambda peer, fields: True, dict
+        )
+        watching = asyncio.ensure_future(neighbours.run())
+        await asyncio.sleep(2 * LOOKUP_EVERY_S)
+        network.transport(OTHER).serve(WATCH, on_watch, max_body_bytes=0)
+        await network.directory(OTHER).publish(topic, {"addresses": [], "version": 0}, ttl_s=lives_s)
+        await asyncio.sleep(5 * LOOKUP_EVERY_S)
+        found = neighbours.of_stage(STAGE)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        return found
+
+    assert run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None) == {OTHER.peer_id}

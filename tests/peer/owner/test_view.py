@@ -31,3 +31,12 @@ def test_a_run_in_steps_says_nothing_of_windows() -> None:
     text = shown(pb.Status(state="working", place=place, work=pb.Work(since_last_s=3.0)))
     assert "window" not in text
     assert "Useful: its neighbours signed for work it did 3 s ago." in text
+
+
+def test_one_of_a_kind_is_called_so() -> None:
+    place = pb.Place(num_stages=2, num_members=1, is_member=True)
+    text = shown(pb.Status(state="working", place=place, work=pb.Work(), num_neighbours=1))
+    assert "0 of 2 (counted from 0), its only member" in text
+    assert "1 peer answers" in text
+    place.is_member = False
+    assert "1 member, not yet one" in shown(pb.Status(state="working", place=place, work=pb.Work()))

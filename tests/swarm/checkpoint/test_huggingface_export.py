@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter
+from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, read_checkpoint
 from swarm.checkpoint.huggingface import copy_tokenizer, export_huggingface, generate
+from swarm.checkpoint.model_card import model_card
 from swarm.checkpoint.record import TOKENIZER
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import SettingsError
@@ -195,9 +196,36 @@ def test_export_overwrites_nothing_and_leaves_nothing_when_it_fails(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
 
 
+def test_a_question_is_put_into_the_folders_chat_template(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), out)
+
+    def text(prompt: str, *, chat: bool = False) -> str:
+        return "".join(generate(out, prompt, max_new_tokens=12, temperature=0, seed=0, chat=chat))
+
+    with pytest.raises(SettingsError, match="has no chat template; leave --chat out"):
+        text("hello", chat=True)
+    (out / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}it: {% endif %}"
+    )
+    assert text("hello", chat=True) == text("user: hello\nit: ")
+
+
+def test_a_card_says_at_which_step_its_loss_was_measured(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, byte_model("llama"))
+    info = read_checkpoint(checkpoint)
+    meta = replace(info.meta, lineage={"held_out_loss": 2.5, "held_out_version": 16})
+    assert "| held-out loss at step 16, the last measured before | 2.5 |" in model_card(replace(info, meta=meta), [])
+
+
 def test_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no Hugging Face model folder"):
         list(generate(tmp_path, "a", max_new_tokens=1, temperature=0, seed=0))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"holds adapters, no model; .* with --base MODEL"):
+        list(generate(tmp_path, "a", max_new_tokens=1, temperature=0, seed=0))
+    (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SettingsError, match="cannot be loaded"):
         list(generate(tmp_path, "a", max_new_tokens=1, temperature=0, seed=0))

@@ -46,6 +46,7 @@ def test_a_manifest_of_adapters(tmp_path: Path) -> None:
     found = CliRunner().invoke(command, ["--checkpoint", str(model), "--lora", "4", str(path)])
     assert found.exit_code == 0, found.output
     assert "parameters are frozen; adapters of rank 4 with" in found.output
+    assert "next: say there what it is trained on, in data.text" in found.output
     read = read_manifest(path)
     assert (read.model.adapters.rank, read.model.adapters.alpha, read.model.adapters.base) == (4, 8.0, "plain")
     assert (read.tables.optimizer.learning_rate, read.tables.optimizer.weight_decay) == (2e-4, 0.0)

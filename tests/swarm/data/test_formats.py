@@ -49,10 +49,16 @@ def test_parquet_gives_the_texts_of_its_column(tmp_path: Path) -> None:
     corpus = Corpus([str(tmp_path)], text_field="body")
     assert [document.text for document in corpus.documents()] == TEXTS
     assert [(one.reason, one.count) for one in corpus.skipped.found()] == [("rows without text", 1)]
-    with pytest.raises(SettingsError, match=r'no column "text"; set data.text_field to one of body, number'):
+    with pytest.raises(SettingsError, match=r'to one of body, number; for conversations set data.kind = "chat"'):
         list(Corpus([str(tmp_path)]).documents())
     with pytest.raises(SettingsError, match="holds int64, no text"):
         list(Corpus([str(tmp_path)], text_field="number").documents())
+
+
+def test_who_takes_conversations_for_text_is_told_the_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}]}\n')
+    with pytest.raises(SettingsError, match=r'line 1 is no JSON object .*; for conversations set data.kind = "chat"'):
+        list(Corpus([str(tmp_path)]).documents())
 
 
 def test_damaged_files_are_named_and_give_what_is_whole(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ def _check_record(prepared: PreparedData) -> None:
 
 def test_each_document_is_on_one_side(tmp_path: Path) -> None:
     text = _folder(tmp_path / "text", 600)
-    prepared = prepare_data(_table(text), tmp_path / "out")
+    said = list[str]()
+    prepared = prepare_data(_table(text), tmp_path / "out", said.append)
     _check_record(prepared)
+    assert said == [f"{prepared.num_train_tokens:,} tokens to train on; {prepared.num_held_out_tokens:,} held out"]
     assert (prepared.tokenizer, prepared.vocab_size, prepared.token_bytes) == ("bytes", 256, 1)
     train, held_out = (path.read_bytes().split(b"\0")[:-1] for path in (prepared.train_path, prepared.held_out_path))
     assert sorted(train + held_out) == sorted(path.read_bytes() for path in text.iterdir())
@@ -177,7 +179,9 @@ def _chats(folder: Path, count: int) -> Path:
 def test_conversations_lie_whole_in_samples_and_what_is_cut_or_left_out_is_named(tmp_path: Path) -> None:
     tokenizer, path = small_chat_tokenizer(tmp_path / "t"), _chats(tmp_path, 400)
     table = _table(path, kind="chat", tokenizer=str(tokenizer), sequence_length=96)
-    prepared = prepare_data(table, tmp_path / "out")
+    said = list[str]()
+    prepared = prepare_data(table, tmp_path / "out", said.append)
+    assert f"to train on, {prepared.num_train_targets:,} of which are learnt; " in said[-1]
     _check_record(prepared)
     marks = prepare.marks_of(table)
     assert (marks.documents, marks.answers, prepared.token_bytes) == (True, True, 2)

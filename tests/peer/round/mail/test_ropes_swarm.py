@@ -39,12 +39,14 @@ class HandsOn:
             self._handed[self._does] += 1
             if self._does == "silent":
                 return Message({"status": "ok"})
+            if self._does == "killed":  # it has what all are sent, and dies before it hands it on
+                await asyncio.Future()
             if self._does == "altered" and request.meta["rope"] is not None:
                 request = Message({**request.meta, "rope": [0, b"nothing of the kind"]})
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
 
 
-@pytest.mark.parametrize("does", ["silent", pytest.param("altered", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("does", ["silent", "killed", pytest.param("altered", marks=pytest.mark.soak)])
 def test_rounds_end_alike_when_a_member_of_the_tree_is(
     does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +67,8 @@ def test_rounds_end_alike_when_a_member_of_the_tree_is(
             swarm.on_applied.append(digests.applied)
             await swarm.until_version(STEPS, timeout_s=90.0)
             await swarm.until(lambda: handed["honest"] > 0 < handed[does], timeout_s=90.0)
+            if does == "killed":
+                await swarm.kill(swarm.of_stage(1)[LIAR])
             await swarm.until_version(swarm.host.progress.done_versions() + 1, timeout_s=90.0)
 
     asyncio.run(main())

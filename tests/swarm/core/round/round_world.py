@@ -44,6 +44,7 @@ from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion,
 from swarm.core.round.mail import sheets
 from swarm.core.round.mail.desk import Desk, Letter, Offer, Waiting
 from swarm.core.round.mail.sheets import Restored, Sheet
+from swarm.core.round.patience import Waits
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
@@ -51,6 +52,7 @@ from swarm.identity.key import Identity, verify
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PHASE_S = 1.0
+NO_WAITS = Waits()
 LEASE_S = 10.0
 RESEND_S = 0.2
 HEAD_BYTES = 100
@@ -191,10 +193,15 @@ def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_i
 
 
 def round_of(
-    facts: RoundFacts, peer: PeerId, *, votes: bool = True, signed_under: int = NOT_RECONFIGURED
+    facts: RoundFacts,
+    peer: PeerId,
+    *,
+    votes: bool = True,
+    signed_under: int = NOT_RECONFIGURED,
+    waits: Waits = NO_WAITS,
 ) -> AveragingRound:
     sign = identity_of(peer).sign
-    return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under)
+    return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under, waits=waits)
 
 
 def size_of(rope: Value) -> int:

@@ -27,7 +27,7 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.patience import LONGEST_PATIENCE
+from swarm.core.round.patience import LONGEST_PATIENCE, Waits
 from swarm.core.round.voting import Proof
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -239,6 +239,25 @@ def test_a_leader_that_asks_for_what_it_cannot_get_is_given_up() -> None:
         assert third.tick(now=0.5 * half) == []
     assert third.deadline == deadline
     assert only(third.tick(now=deadline), SendCommit).to == second.me
+
+
+def test_nobody_turns_from_a_leader_that_waits_for_votes_as_long_as_the_run_allows() -> None:
+    """Two members say nothing more, and all others have the result: else each view ends before its leader has done."""
+    facts, (first, second, *_) = facts_and_rounds(7)
+    waits = Waits(opened_at=-200.0, straggler_share=0.1)
+    leader, member = (round_of(facts, peer, waits=waits) for peer in (first.me, second.me))
+    roster = led_roster(leader)
+    asked = reduced(leader)
+    member.on_roster(leader.me, roster, now=0.0)
+    assert asked.result is not None
+    for made, reducer in zip(asked.result.parts, roster.reducers, strict=True):
+        member.on_reduced(reducer, made, now=0.0)
+    assert has(member.on_ballot(leader.me, asked, now=0.0), SendVote)
+    assert vote(leader, asked, *facts.members[1:-2]) == [], "two of seven are waited for"
+    assert leader.deadline == 20.0
+    while (due := member.deadline) is not None and due <= leader.deadline:
+        assert member.tick(now=due) == []
+    assert only(leader.tick(now=leader.deadline), SendBallot).proposal.phase == "commit"
 
 
 def test_a_member_that_missed_the_close_gives_up_a_leader_it_cannot_vote_for() -> None:

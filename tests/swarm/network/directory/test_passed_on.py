@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import random
+import time
+from typing import Any
 
 import pytest
 
 from swarm.core.errors import RemoteError
 from swarm.identity.key import Identity
+from swarm.network.directory import records
 from swarm.network.directory.passed_on import MAX_TOPICS, MAX_TOPICS_OF_A_PEER, TELL, PassedOn
 from swarm.network.directory.records import sign_record
 from swarm.network.directory.swarm_time import swarm_time
@@ -47,3 +50,28 @@ def test_keys_that_tell_of_many_topics_have_no_stage_forgotten(is_asked_here: bo
         assert len(passed_on._heard) <= MAX_TOPICS
 
     asyncio.run(scenario())
+
+
+def test_to_ask_for_records_has_no_signature_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else some hundred keys whose records push one another out of what is remembered have a peer do nothing else."""
+    checked = 0
+
+    def verify(*args: Any) -> bool:
+        nonlocal checked
+        checked += 1
+        return True
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        passed_on = PassedOn(network.transport(ME))
+        for one in OTHERS:
+            _, data = sign_record(one, "stage/0", {}, ttl_s=60.0, now=swarm_time.now())
+            passed_on.hear("stage/0", [data])
+        records._signed_record.cache_clear()
+        monkeypatch.setattr(records, "verify", verify)
+        assert len(passed_on.hear("stage/0", [])[0]) == len(OTHERS)
+        monkeypatch.setattr(swarm_time, "now", lambda: time.time() + 61.0)
+        assert passed_on.hear("stage/0", [])[0] == {}
+
+    asyncio.run(scenario())
+    assert checked == 0

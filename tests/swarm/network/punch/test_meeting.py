@@ -48,8 +48,32 @@ def test_all_tasks_of_a_meeting_have_ended_with_it(near: bool, comes: bool, monk
         with one, other:
             ports = [Port(one if comes else None), Port(None)]
             targets = [[Endpoint("127.0.0.1", 4000)], [Endpoint("127.0.0.1", 4001)]]
-            await _Meeting(ports, targets, met, start, near=near).run()
+            ended: list[None] = []
+            await _Meeting(ports, targets, met, start, dialled=lambda: ended.append(None), near=near).run()
             assert begun
+            assert len(ended) == 1
             assert all(task.done() for task in begun)
 
     asyncio.run(main())
+
+
+def test_who_is_slow_to_greet_holds_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.network.punch.puncher.DIAL_S", 0.05)
+    monkeypatch.setattr("swarm.network.punch.puncher.GREET_S", 0.5)
+    seen: list[str] = []
+
+    async def met(connection: socket.socket) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("greeted")
+
+    async def main() -> None:
+        one, other = socket.socketpair()
+        with one, other:
+            targets = [[Endpoint("127.0.0.1", 4000)]]
+            start = asyncio.create_task
+            await _Meeting([Port(one)], targets, met, start, dialled=lambda: seen.append("dialled"), near=False).run()
+
+    asyncio.run(main())
+    assert seen == ["dialled", "greeted"]

@@ -23,6 +23,13 @@ def test_the_host_is_believed_alone_and_members_by_twos() -> None:
         assert JUDGE.endpoint(words, OWNER.peer_id, now=NOW) == Endpoint("203.0.114.5", 4000)
 
 
+@pytest.mark.parametrize("trusted", [[HOST], [MEMBER, OTHER]])
+def test_whose_word_does_not_count_names_no_port(trusted: list[Identity]) -> None:
+    """Else a key of the owner's own has others dial any port at the address that it has, a carrier's for example."""
+    words = [word(STRANGER, port=22), *(word(one) for one in trusted)]
+    assert JUDGE.endpoint(words, OWNER.peer_id, now=NOW) == Endpoint("203.0.114.5", 4000)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -43,6 +50,11 @@ def test_the_host_is_believed_alone_and_members_by_twos() -> None:
         [word(HOST, "224.0.0.1")],
         [word(HOST, "example.org")],
         [word(HOST, "fe80::1")],
+        [word(HOST, "fec0::1")],
+        [word(HOST, "::192.168.1.1")],
+        [word(HOST, "::ffff:192.168.1.1")],
+        [word(HOST, "64:ff9b::c0a8:101")],
+        [word(HOST, "2002:c0a8:101::1")],
     ],
 )
 def test_nobody_is_dialled_on_too_little_or_on_another_word(words: list[Seen]) -> None:

@@ -12,8 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from rich.console import Console
 
 from swarm.cli import ExitCode, run
+from swarm.commands.peers import fitting
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.invite import Invite
@@ -25,6 +27,7 @@ from tests.swarm_in_process import identity_of
 from verification.audit.verdicts import Ban
 
 Use = Callable[[CoordinatorClient], Any]
+PEER = identity_of(0).peer_id
 
 
 async def called(host: Hosted, use: Use, invite: Invite | None = None) -> Any:
@@ -256,6 +259,21 @@ def test_peers_command_shows_the_run_and_who_has_done_what(tmp_path: Path, capsy
     assert {one["peer_id"]: one["rank"] for one in every["peers"] if one["rank"]} == {present: 1, gone: 2}
     assert decoder.raw_decode(told[end:].lstrip())[0]["peers"] == []
     assert "this run has stages 0 to 1" in printed.err
+
+
+@pytest.mark.parametrize(("width", "named"), [(150, PEER), (80, f"..{PEER[-8:]}")])
+def test_peers_are_shown_as_wide_as_the_terminal(width: int, named: str) -> None:
+    told = pb.Peer(
+        stage=1, peer_id=PEER, version=12, num_tokens=59_779, num_microbatches=36, num_steps=18, num_direct=2
+    )
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(fitting([told], console))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    (row,) = (line for line in lines if "59,779" in line)
+    assert row.split() == ["1", named, "12", "59,779", "36", "18", "2"]
+    assert "relayed" not in capture.get(), "nobody is"
 
 
 def genesis_value(host: Hosted, stage: int = 0) -> Any:
