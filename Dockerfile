@@ -1,6 +1,6 @@
 # A volunteer's peer, or a run's host, in a container of its own user.
 #     docker build -t homeswarm .
-#     docker run --rm -it -v homeswarm:/data -p 4001:4001 homeswarm join ADDRESS --listen 0.0.0.0:4001
+#     docker run --rm -it -v homeswarm:/data -p 4001:4001 homeswarm join ADDRESS --listen :4001
 FROM python:3.11-slim
 RUN useradd --create-home --uid 10001 swarm && install -d -o swarm -g swarm /data
 WORKDIR /src

@@ -183,8 +183,10 @@ class ProcessSwarm:
     seed: int = 0
     stays: bool = False
     """The host serves on after the run's end."""
+    loopback: str = "127.0.0.1"
+    """At which all listen where there is no network."""
     network: Namespaces | None = None
-    """The host is its member "host", peers are members by their names; without it all are on 127.0.0.1."""
+    """The host is its member "host", peers are members by their names; without it all are on `loopback`."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """By name, on whose machine of the network a peer runs if not on its own."""
     host: int = 0
@@ -231,7 +233,7 @@ class ProcessSwarm:
     def _place(self, name: str, port: int = 0) -> tuple[str, str | None]:
         """Where the process listens, and its namespace."""
         if self.network is None:
-            return f"127.0.0.1:{port}", None
+            return f"{self.loopback}:{port}", None
         machine = self.machines.get(name, name)
         return f"{self.network.address(machine)}:{port}", self.network.namespace(machine)
 

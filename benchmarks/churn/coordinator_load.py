@@ -123,7 +123,7 @@ def serve(folder: Path, num_steps: int, num_volunteers: int, pipe: Connection) -
         if event["event"] == "listening":
             pipe.send(event["invite"])
 
-    settings = HostingSettings(listen="/ip4/127.0.0.1/tcp/0", host=HostSettings(), doors=doors)
+    settings = HostingSettings(listen=("/ip4/127.0.0.1/tcp/0",), host=HostSettings(), doors=doors)
     with HeldRun(prepared.folder.root) as held:
         run(lambda stop: Hosting(settings, held, show).run(prepared, stop))
 

@@ -11,15 +11,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 import click
 
 from benchmarks.homes.namespaces import Namespaces
+from benchmarks.homes.router import FIREWALL
 from benchmarks.homes.translation import Kind
 
 UPLINK_MBIT, DOWNLINK_MBIT, QUEUE_MS = 20.0, 100.0, 200.0
 READY_S = 60.0
+
+
+class IPv6(Enum):
+    """How a home's router passes it on."""
+
+    OPEN = "open"
+    FIREWALLED = "firewalled"
+    """Nothing comes in that nobody inside has asked for."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +78,21 @@ class Router:
 
 @contextmanager
 def routing(
-    network: Namespaces, members: Sequence[str], kinds: Mapping[str, Sequence[Kind]] | None = None
+    network: Namespaces,
+    members: Sequence[str],
+    kinds: Mapping[str, Sequence[Kind]] | None = None,
+    ipv6: Mapping[str, IPv6] | None = None,
 ) -> Iterator[Router]:
     """Packets between the members go through a router, which holds nothing up before it is told to limit the lines.
 
-    `kinds`: of the routers that a member is behind, its own first.
+    `kinds`: of the routers that a member is behind, its own first. `ipv6`: who has IPv6 too, and how.
     """
     homes = []
     for name in members:
         behind = (kinds or {}).get(name, ())
-        described = ",".join([network.outside(name), *(kind.value for kind in behind)])
+        six = (ipv6 or {}).get(name)
+        more = [] if six is None else [network.outside6(name), *([FIREWALL] if six is IPv6.FIREWALLED else [])]
+        described = ",".join([network.outside(name), *(kind.value for kind in behind), *more])
         homes.append(f"{network.namespace(name)}={described}")
     command = [sys.executable, "-m", "benchmarks.homes.router", *homes]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

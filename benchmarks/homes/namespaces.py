@@ -28,6 +28,8 @@ from benchmarks.programs import end_when_told, talking
 SUBNET = "10.77.0"
 PUBLIC_SUBNET = "5.77.0"
 """Of addresses that software takes for anybody's on the Internet, as it does not those of `SUBNET`."""
+PUBLIC_PREFIX6 = "2a05:77:0"
+"""And of IPv6; each member's is in a /64 of its own."""
 _HOME = "192.168.77"
 INSIDE = f"{_HOME}.2"
 """What a member behind a router takes for its address."""
@@ -200,6 +202,10 @@ class Namespaces:
     def outside(self, member: str) -> str:
         """The IPv4 address from which the others see it."""
         return f"{self._subnet}.{self._members.index(member) + 1}"
+
+    def outside6(self, member: str) -> str:
+        """The IPv6 address of a member that has one (`emulated.routing`)."""
+        return f"{PUBLIC_PREFIX6}:{self._members.index(member) + 1:x}::1"
 
     def control_congestion(self, algorithm: str) -> None:
         """The default of TCP connections that members open from now on. Raises OSError for what is not allowed here."""

@@ -55,9 +55,9 @@ class Peer:
 
 
 @contextmanager
-def peer(network: Namespaces, name: str, address: str, *options: str) -> Iterator[Peer]:
+def peer(network: Namespaces, name: str, *options: str) -> Iterator[Peer]:
     command = ["ip", "netns", "exec", network.namespace(name), sys.executable, "-m", "benchmarks.homes.punching_peer"]
-    with talking([*command, address, *options], "a peer") as program:
+    with talking([*command, *options], "a peer") as program:
         yield Peer(program)
 
 

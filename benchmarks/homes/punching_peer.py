@@ -1,15 +1,16 @@
 """A peer of `benchmarks.homes.punching`: it does what it is told, and says what came of it.
 
-    python -m benchmarks.homes.punching_peer ADDRESS [--relay]
+    python -m benchmarks.homes.punching_peer ADDRESS ... [--relay]
 
 Says `{"peer_id", "addresses"}`, with `--relay` the relay's too; then answers each line with one: `join` a host and its
-relay, `connect` to a peer, `punch`, `send` it bulk, `forget` it. Ends with its standard input.
+relay, `connect` to a peer, `punch`, `send` it bulk, `look` how it is reached, `forget` it. Ends with its input.
 """
 
 import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from benchmarks.round.bulk_sender import Sender
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
+from swarm.network.addresses import multiaddress
+from swarm.network.directory.dial_back import DialledBack
 from swarm.network.loop import new_event_loop
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.p2pd.relay import Relay
@@ -25,6 +28,7 @@ from swarm.network.transport import Message
 
 RELAYED_BYTES = 1 << 40
 MOST_BODY_BYTES = 1 << 22
+ASK_AGAIN_S = 1.0
 
 
 class Told:
@@ -33,6 +37,7 @@ class Told:
     def __init__(self, transport: P2PTransport) -> None:
         self._transport = transport
         self._senders: dict[PeerId, Sender] = {}
+        self._met: set[PeerId] = set()
         transport.serve("take", _taken, max_body_bytes=MOST_BODY_BYTES)
 
     async def join(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -40,10 +45,19 @@ class Told:
         await transport.connect(PeerId(order["host"]), order["host_addresses"])
         await transport.connect(PeerId(order["relay"]), order["relay_addresses"])
         await transport.take_place(PeerId(order["relay"]))
-        transport.host, transport.can_be_dialled = PeerId(order["host"]), False
+        transport.host = PeerId(order["host"])
+        transport.dialled_back = await self._dialled_back(transport.host)
         at = f"/p2p-circuit/p2p/{transport.peer_id}"
         transport.relayed = tuple(f"{address}{at}" for address in order["relay_addresses"])
-        return {"addresses": [*transport.relayed]}
+        return {"addresses": [*transport.relayed], "dialled_back": transport.can_be_dialled}
+
+    async def _dialled_back(self, host: PeerId) -> DialledBack:
+        """The host dials few of one small network at a time, and all homes are of one."""
+        while True:
+            try:
+                return await self._transport.ask_to_be_dialled(host)
+            except TransientError:
+                await asyncio.sleep(ASK_AGAIN_S)
 
     async def connect(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._transport.connect(PeerId(order["peer_id"]), order["addresses"])
@@ -60,6 +74,13 @@ class Told:
             self._senders[peer_id] = Sender(self._transport, peer_id)
         return {**await self._senders[peer_id].transfer(order["num_bytes"])}
 
+    async def look(self, order: dict[str, Any]) -> dict[str, Any]:
+        """By which way a peer is reached."""
+        self._met.add(PeerId(order["peer_id"]))
+        self._transport.expect(self._met)
+        await self._transport.connected_peers()
+        return {"way": self._transport.ways()[PeerId(order["peer_id"])].value}
+
     async def forget(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._transport.disconnect(PeerId(order["peer_id"]))
         return {}
@@ -69,14 +90,14 @@ async def _taken(_: PeerId, _request: Message) -> Message:
     return Message()
 
 
-async def run(address: str, *, relays: bool) -> None:
-    settings = P2PSettings(listen=(f"/ip4/{address}/tcp/0",))
+async def run(addresses: Sequence[str], *, relays: bool) -> None:
+    settings = P2PSettings(listen=tuple(multiaddress(address, 0) for address in addresses))
     transport = await P2PTransport.create(Identity.generate(), settings)
     relay = None
     try:
         said: dict[str, Any] = {"peer_id": transport.peer_id, "addresses": transport.addresses()}
         if relays:
-            relay = await Relay.start(Identity.generate(), f"/ip4/{address}/tcp/0", RELAYED_BYTES, transport)
+            relay = await Relay.start(Identity.generate(), settings.listen, RELAYED_BYTES, transport)
             said |= {"relay": relay.peer_id, "relay_addresses": relay.addresses}
         _say(said)
         told = Told(transport)
@@ -102,11 +123,11 @@ def _say(value: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("address")
+@click.argument("addresses", nargs=-1, required=True)
 @click.option("--relay", "relays", is_flag=True)
-def main(address: str, *, relays: bool) -> None:
+def main(addresses: tuple[str, ...], *, relays: bool) -> None:
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(run(address, relays=relays))
+        runner.run(run(addresses, relays=relays))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Emulated home links: one process carries the packets of namespaces, each at its line's rate.
 
-    python -m benchmarks.homes.router NAMESPACE=ADDRESS[,KIND[,KIND]] ...
+    python -m benchmarks.homes.router NAMESPACE=ADDRESS[,KIND[,KIND]][,ADDRESS6[,firewall]] ...
 
 Every namespace's default route is a TUN device whose other end is here. A packet leaves through its sender's uplink (a
 token bucket and a queue), travels half a round trip, and comes in through its receiver's downlink. A full queue drops.
@@ -8,7 +8,7 @@ Of a lossy path each packet is lost behind its uplink with the given probability
 lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
 With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
 send or are sent, until another such line. With a KIND a home is behind a router of that kind, or behind two, and has a
-private address (`benchmarks.homes.translation`).
+private address (`benchmarks.homes.translation`). With an ADDRESS6 it has IPv6 too, behind a firewall if that is said.
 Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
 bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
 """
@@ -31,11 +31,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.homes.namespaces import INSIDE, enter, ip
-from benchmarks.homes.translation import Kind, Translator, behind
+from benchmarks.homes.translation import Kind, Translator, addresses_in, behind
 
 TUN_NAME = "home0"
 MTU_BYTES = 1500
 EVERY_S = 0.05
+FIREWALL = "firewall"
 BURST_S = 0.005
 """A bucket holds this long a rate's worth of tokens: what a late wake-up of this process may catch up."""
 LEAST_QUEUE_BYTES = 15_000
@@ -51,7 +52,7 @@ _WIRE_HEADER_BYTES = 52
 """IP and TCP with timestamps: what each further segment of such a packet would add on a real line."""
 
 
-def open_tun(namespace: str, address: str) -> int:
+def open_tun(namespace: str, address: str, address6: str | None = None) -> int:
     """A descriptor of the namespace's TUN device, which becomes its default route; the namespace is entered."""
     enter(namespace)
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -61,6 +62,9 @@ def open_tun(namespace: str, address: str) -> int:
     ip("address", "add", f"{address}/32", "dev", TUN_NAME, namespace=namespace)
     ip("link", "set", TUN_NAME, "mtu", str(MTU_BYTES), "txqueuelen", "2000", "up", namespace=namespace)
     ip("route", "add", "default", "dev", TUN_NAME, namespace=namespace)
+    if address6 is not None:
+        ip("address", "add", f"{address6}/64", "dev", TUN_NAME, "nodad", namespace=namespace)
+        ip("-6", "route", "add", "default", "dev", TUN_NAME, namespace=namespace)
     return descriptor
 
 
@@ -102,6 +106,7 @@ class Home:
     up: Line = field(default_factory=Line)
     down: Line = field(default_factory=Line)
     translator: Translator = field(default_factory=lambda: Translator([]))
+    address6: str | None = None
 
 
 class Router:
@@ -113,6 +118,8 @@ class Router:
         self._loss = 0.0
         self._num_lost = 0
         self._of_address = {socket.inet_aton(address): home for address, home in homes.items()}
+        six = {home.address6: home for home in homes.values() if home.address6 is not None}
+        self._of_address |= {socket.inet_pton(socket.AF_INET6, address): home for address, home in six.items()}
         self._delay_s = 0.0
         self._cut: frozenset[int] = frozenset()
         self._under_way: list[tuple[float, int, bool, Home, bytes]] = []  # due, number, is on the downlink, to, packet
@@ -150,7 +157,7 @@ class Router:
             if translated is None:
                 continue
             packet = translated
-            to = self._of_address.get(packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20])
+            to = self._of_address.get(addresses_in(packet)[1])
             is_cut = to is not None and not self._cut.isdisjoint((home.tun, to.tun))
             left_at = home.up.take(wire_bytes(packet), now) if to is not None and not is_cut else None
             if to is None or left_at is None:
@@ -216,9 +223,12 @@ def main() -> None:
     homes = {}
     for argument in sys.argv[1:]:
         namespace, _, described = argument.partition("=")
-        address, *kinds = described.split(",")
-        routers = behind([Kind(kind) for kind in kinds], address, seed=len(homes)) if kinds else Translator([])
-        homes[address] = Home(open_tun(namespace, INSIDE if kinds else address), translator=routers)
+        address, *more = described.split(",")
+        kinds = [Kind(kind) for kind in more if ":" not in kind and kind != FIREWALL]
+        address6 = next((one for one in more if ":" in one), None)
+        routers = behind(kinds, address, seed=len(homes), has_firewall=FIREWALL in more)
+        tun = open_tun(namespace, INSIDE if kinds else address, address6)
+        homes[address] = Home(tun, translator=routers, address6=address6)
     router = Router(homes, rng=random.Random(SEED))
     by_descriptor = {home.tun: home for home in homes.values()}
     wait_s: float | None = None

@@ -1,9 +1,10 @@
-"""A home router's translation of addresses, by kind: no clock, no socket (RFC 4787, RFC 5382).
+"""A home router's translation of addresses, by kind, and its IPv6 firewall: no clock, no socket (RFC 4787, 5382, 6092).
 
 A router of a kind gives each inner address and port an outer port (a symmetric one: for each destination another), and
 lets in what its kind allows: full cone, from anybody; restricted, from addresses that were sent to; port-restricted and
 symmetric, from ports that were sent to. What is not let in is dropped without a word (RFC 5382, REQ-4). A mapping lives
-as long as one of its sessions: to the reset, a moment past both FINs, or until nothing was said for long.
+as long as one of its sessions: to the reset, a moment past both FINs, or until nothing was said for long. IPv6 is
+routed as it is; a firewall lets in what somebody inside has called, by the same sessions.
 """
 
 import random
@@ -24,7 +25,7 @@ _HEADER_BYTES = 10
 _FIRST_PORT, _PORTS = 20_000, 40_000
 
 Address = tuple[bytes, int]
-"""IPv4, port."""
+"""IPv4 or IPv6, port."""
 
 
 class Kind(Enum):
@@ -47,6 +48,22 @@ class _Session:
     ends_at: float
     fins: int = 0
     """1: from inside, 2: from outside."""
+
+    @classmethod
+    def begun(cls, now: float) -> "_Session":
+        return cls(now + OPENING_S)
+
+    def goes_on(self, flags: int, now: float, *, way: int, is_first: bool) -> None:
+        """Another packet of it, that way."""
+        if not is_first and not self.fins:
+            self.ends_at = now + OPEN_S
+        if flags & _FIN:
+            self.fins |= way
+            self.ends_at = now + (CLOSED_S if self.fins == 3 else OPENING_S)
+        elif flags & _SYN:
+            self.fins = 0
+        if flags & _RST:
+            self.ends_at = now
 
 
 @dataclass
@@ -101,17 +118,10 @@ class Translation:
     def _seen(self, port: int, other: Address, flags: int, now: float, *, way: int) -> None:
         mapping = self._by_port[port]
         session = mapping.sessions.get(other)
-        if session is None:
-            session = mapping.sessions[other] = _Session(now + OPENING_S)
-        elif not session.fins:
-            session.ends_at = now + OPEN_S
-        if flags & _FIN:
-            session.fins |= way
-            session.ends_at = now + (CLOSED_S if session.fins == 3 else OPENING_S)
-        elif flags & _SYN:
-            session.fins = 0
+        is_first = session is None
+        session = mapping.sessions.setdefault(other, _Session.begun(now))
+        session.goes_on(flags, now, way=way, is_first=is_first)
         if flags & _RST:
-            session.ends_at = now
             self._sweep(port, now)
 
     def _sweep(self, port: int, now: float) -> None:
@@ -133,14 +143,50 @@ class Translation:
                 return port
 
 
-class Translator:
-    """The routers of one home, its own first; rewrites packets that a TUN device gives, behind virtio's header."""
+class Firewall:
+    """Of IPv6: nothing is mapped, and nothing comes in that nobody inside has asked for."""
 
-    def __init__(self, routers: list[Translation]) -> None:
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[Address, Address], _Session] = {}
+
+    def out(self, inner: Address, to: Address, flags: int, now: float) -> None:
+        session = self._live(inner, to, now)
+        is_first = session is None
+        session = session or self._sessions.setdefault((inner, to), _Session.begun(now))
+        session.goes_on(flags, now, way=1, is_first=is_first)
+
+    def into(self, inner: Address, source: Address, flags: int, now: float) -> bool:
+        """Whether it is let in."""
+        session = self._live(inner, source, now)
+        if session is not None:
+            session.goes_on(flags, now, way=2, is_first=False)
+        return session is not None
+
+    def _live(self, inner: Address, other: Address, now: float) -> _Session | None:
+        session = self._sessions.get((inner, other))
+        if session is not None and session.ends_at <= now:
+            del self._sessions[inner, other]
+            return None
+        return session
+
+
+class Translator:
+    """The routers of one home, its own first; rewrites packets that a TUN device gives, behind virtio's header.
+
+    Those of IPv6 pass the firewall, if there is one, and are not rewritten.
+    """
+
+    def __init__(self, routers: list[Translation], firewall: Firewall | None = None) -> None:
         self._routers = routers
+        self._firewall = firewall
 
     def out(self, packet: bytes, now: float) -> bytes | None:
         """The packet as it leaves the last router; None if it is dropped."""
+        if is_ipv6(packet):
+            asked = _Read.of(packet)
+            if asked is not None and self._firewall is not None:
+                self._firewall.out(asked.source, asked.to, asked.flags, now)
+            return packet if asked is not None else None
         for router in self._routers:
             read = _Read.of(packet)
             if read is None:
@@ -151,6 +197,12 @@ class Translator:
 
     def into(self, packet: bytes, now: float) -> bytes | None:
         """The packet as the home gets it; None if it is dropped."""
+        if is_ipv6(packet):
+            asked = _Read.of(packet)
+            is_in = asked is not None and (
+                self._firewall is None or self._firewall.into(asked.to, asked.source, asked.flags, now)
+            )
+            return packet if is_in else None
         for router in reversed(self._routers):
             read = _Read.of(packet)
             inner = router.into(read.to[1], read.source, read.flags, now) if read is not None else None
@@ -172,17 +224,29 @@ class _Read:
 
     @classmethod
     def of(cls, packet: bytes) -> "_Read | None":
-        """None for what is neither TCP nor UDP over IPv4."""
-        if len(packet) < _HEADER_BYTES + 20 or packet[_HEADER_BYTES] >> 4 != 4:
+        """None for what is neither TCP nor UDP, and for what has extension headers of IPv6."""
+        if len(packet) < _HEADER_BYTES + 20 or packet[_HEADER_BYTES] >> 4 not in (4, 6):
             return None
-        at = _HEADER_BYTES + 4 * (packet[_HEADER_BYTES] & 0xF)
-        protocol = packet[_HEADER_BYTES + 9]
+        at, protocol_at = _HEADER_BYTES + 4 * (packet[_HEADER_BYTES] & 0xF), _HEADER_BYTES + 9
+        if is_ipv6(packet):
+            at, protocol_at = _HEADER_BYTES + 40, _HEADER_BYTES + 6
+        protocol = packet[protocol_at]
         if protocol not in (_TCP, _UDP) or len(packet) < at + (20 if protocol == _TCP else 8):
             return None
         source_port, to_port = struct.unpack_from(">HH", packet, at)
-        source, to = packet[_HEADER_BYTES + 12 : _HEADER_BYTES + 16], packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20]
+        source, to = addresses_in(packet)
         flags = packet[at + 13] if protocol == _TCP else 0
         return cls(at, protocol, (source, source_port), (to, to_port), flags)
+
+
+def is_ipv6(packet: bytes) -> bool:
+    return packet[_HEADER_BYTES] >> 4 == 6
+
+
+def addresses_in(packet: bytes) -> tuple[bytes, bytes]:
+    """Of an IP packet behind virtio's header: from whom, to whom."""
+    at, size = (_HEADER_BYTES + 8, 16) if is_ipv6(packet) else (_HEADER_BYTES + 12, 4)
+    return packet[at : at + size], packet[at + size : at + 2 * size]
 
 
 def _rewritten(packet: bytes, read: _Read, *, is_source: bool, new: Address) -> bytes:
@@ -217,10 +281,12 @@ def _folded(total: int) -> int:
     return total
 
 
-def behind(kinds: list[Kind], outside: str, *, seed: int) -> Translator:
-    """A home behind routers of these kinds, its own first; the last one's address is `outside`."""
-    addresses = [f"100.64.{seed % 250}.{number + 1}" for number in range(len(kinds) - 1)] + [outside]
+def behind(kinds: list[Kind], outside: str, *, seed: int, has_firewall: bool = False) -> Translator:
+    """A home behind routers of these kinds, its own first; the last one's address is `outside`. Open without any."""
+    addresses = [f"100.64.{seed % 250}.{number + 1}" for number in range(len(kinds) - 1)]
+    addresses += [outside] if kinds else []
     rng = random.Random(seed)
     return Translator(
-        [Translation(kind, socket.inet_aton(address), rng=rng) for kind, address in zip(kinds, addresses, strict=True)]
+        [Translation(kind, socket.inet_aton(address), rng=rng) for kind, address in zip(kinds, addresses, strict=True)],
+        Firewall() if has_firewall else None,
     )

@@ -116,7 +116,9 @@ async def seed_addresses(listened: list[str], public: str | None, emit: Callable
     remote = [address for address in found if not _is_loopback(address)]
     chosen = remote or found
     if public is not None:
-        named = sorted({_with_host(address, public) for address in listened})
+        kind = _kind(public)
+        same = [address for address in listened if address.startswith(f"/{kind}/")]  # whose ports are forwarded
+        named = sorted({_with_host(address, public) for address in same or listened})
         answered = await answering(named)
         for address in named:
             if address not in answered:  # a router need not let us in by its outside, so the owner's word is taken
@@ -136,7 +138,10 @@ def _is_loopback(address: str) -> bool:
 
 def _with_host(address: str, host: str) -> str:
     parts = address.split("/")
-    number = host.strip("[]")
-    parts[1] = "ip6" if ":" in number else "ip4" if number.replace(".", "").isdigit() else "dns"
-    parts[2] = number
+    parts[1], parts[2] = _kind(host), host.strip("[]")
     return "/".join(parts)
+
+
+def _kind(host: str) -> str:
+    """Of a multiaddress."""
+    return "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"

@@ -11,7 +11,7 @@ from bootstrap.directory.doors import seed_addresses
 from swarm.core.errors import LocalError, SettingsError
 from swarm.disk.durable_lines import replace_lines
 from swarm.host_protocol import RelayOffer
-from swarm.network.addresses import at_port, port_of
+from swarm.network.addresses import as_had
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PTransport
@@ -30,8 +30,8 @@ RESTART_S = 5.0
 class RelaySettings:
     """What the host's owner allows."""
 
-    listen: str
-    """TCP multiaddress."""
+    listen: tuple[str, ...]
+    """TCP multiaddresses."""
     budget_bytes: int
     """Of the whole run, both ways together; what is carried in the second in which it is used up comes on top."""
     bulk_bytes: int
@@ -71,10 +71,10 @@ class HostRelay:
 
     @property
     def settings(self) -> RelaySettings:
-        """With the port that the relay listens at, if it runs."""
+        """With the ports that the relay listens at, if it runs."""
         if self._relay is None:
             return self._settings
-        return replace(self._settings, listen=at_port(self._settings.listen, port_of(self._relay.addresses[0])))
+        return replace(self._settings, listen=as_had(self._settings.listen, self._relay.addresses))
 
     @property
     def left_bytes(self) -> int:

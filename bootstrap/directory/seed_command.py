@@ -13,7 +13,7 @@ import click
 
 from swarm.core.errors import LocalError, SettingsError, TransientError
 from swarm.log_format import log_to_terminal
-from swarm.network.addresses import listen_multiaddress
+from swarm.network.addresses import listen_multiaddresses
 
 if TYPE_CHECKING:
     from swarm.core.canonical import Value
@@ -31,7 +31,7 @@ TOLD_FOR_S = 120.0
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), default="seed", show_default=True, help="For its key."
 )
-@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="Where peers reach it.")
+@click.option("--listen", default=":0", show_default=True, metavar="[HOST]:PORT", help="Where peers reach it.")
 @click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
 @click.option("--verbose", is_flag=True, help="Log what happens.")
 def command(invite: str, folder: Path, listen: str, public: str | None, verbose: bool) -> None:
@@ -44,16 +44,18 @@ def command(invite: str, folder: Path, listen: str, public: str | None, verbose:
     from swarm.network.identity_file import load_or_create_identity
     from swarm.network.loop import run
 
-    read, address = parse_invite(invite), listen_multiaddress(listen)
+    read, addresses = parse_invite(invite), listen_multiaddresses(listen)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"--dir {folder}: cannot be made ({error.strerror}); name another") from error
     identity = load_or_create_identity(folder / "seed.key")
-    run(lambda stop: serve(read, identity, address, public, stop))
+    run(lambda stop: serve(read, identity, addresses, public, stop))
 
 
-async def serve(invite: "Invite", identity: "Identity", listen: str, public: str | None, stop: asyncio.Event) -> None:
+async def serve(
+    invite: "Invite", identity: "Identity", listen: tuple[str, ...], public: str | None, stop: asyncio.Event
+) -> None:
     """Until `stop`. Raises LocalError when p2pd ends, SettingsError when nobody can reach this machine."""
     from bootstrap.directory.doors import seed_addresses
     from swarm.host_protocol import seed_topic
@@ -61,7 +63,7 @@ async def serve(invite: "Invite", identity: "Identity", listen: str, public: str
     from swarm.network.loop import happened
     from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 
-    transport = await P2PTransport.create(identity, P2PSettings(listen=(listen,)))
+    transport = await P2PTransport.create(identity, P2PSettings(listen=listen))
     directory = None
     try:
         directory = await DHTDirectory.create(identity, transport)

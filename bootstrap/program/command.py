@@ -10,7 +10,7 @@ import click
 from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
 from swarm.log_format import log_to_terminal
-from swarm.network.addresses import beside, listen_multiaddress
+from swarm.network.addresses import beside, listen_multiaddresses
 from swarm.readable import duration_text, wrapped
 from swarm.release import checked_release
 
@@ -23,9 +23,15 @@ BULK_SHARE = 0.5
 @click.option(
     "--dir", "--data", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
 )
-@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
-@click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
-@click.option("--web", metavar="HOST:PORT|none", help="Web page and metrics. Default: --listen, its port and two.")
+@click.option(
+    "--listen",
+    default=":0",
+    show_default=True,
+    metavar="[HOST]:PORT",
+    help="Without HOST: at all of this machine's addresses, of IPv6 too if it has one.",
+)
+@click.option("--service", metavar="[HOST]:PORT", help="gRPC service. Default: --listen, its port and one.")
+@click.option("--web", metavar="[HOST]:PORT|none", help="Web page and metrics. Default: --listen, its port and two.")
 @click.option(
     "--relay-gb",
     type=click.FloatRange(min=0, min_open=True),
@@ -132,7 +138,7 @@ def command(
     relay = None
     if relay_gb is not None:
         relay = RelaySettings(
-            listen=listen_multiaddress(beside(listen, 3)),
+            listen=listen_multiaddresses(beside(listen, 3)),
             budget_bytes=int(relay_gb * 1e9),
             bulk_bytes=int((relay_gb * BULK_SHARE if relay_bulk_gb is None else relay_bulk_gb) * 1e9),
             public=public,
@@ -143,7 +149,7 @@ def command(
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
     settings = HostingSettings(
-        listen=listen_multiaddress(listen),
+        listen=listen_multiaddresses(listen),
         host=HostSettings(
             evaluate_tokens=evaluate_tokens,
             admission=policy,

@@ -35,7 +35,7 @@ from swarm.core.errors import DiskFullError
 from swarm.disk.room import disk_room, full_disk
 from swarm.disk.whole_file import whole_file
 from swarm.manifest.value import json_of, settings_to_value
-from swarm.network.addresses import at_port, port_of
+from swarm.network.addresses import as_had, at_port, port_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
@@ -55,8 +55,8 @@ ENOUGH_ROOM_BYTES = 4 << 20
 class HostingSettings:
     """What the owner of a host decides, beside the run's manifest."""
 
-    listen: str
-    """TCP multiaddress of p2p."""
+    listen: tuple[str, ...]
+    """TCP multiaddresses of p2p, of both versions of IP on the same port where one is named."""
     host: HostSettings
     doors: DoorSettings
     relay: RelaySettings | None = None
@@ -85,7 +85,7 @@ class Hosting:
     def __init__(self, settings: HostingSettings, held: HeldRun, show: Callable[[dict[str, Any]], None]) -> None:
         self._settings = settings
         """With the ports that were had, once they are."""
-        asked = port_of(settings.listen)
+        asked = port_of(settings.listen[0])
         self._direct_port = asked + DIRECT_FURTHER if asked else 0
         self._held = held
         self._show = show
@@ -125,7 +125,7 @@ class Hosting:
         """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
         async with contextlib.AsyncExitStack() as opened:
             settings = self._settings
-            network = P2PSettings(listen=(settings.listen,), direct_port=self._direct_port)
+            network = P2PSettings(listen=settings.listen, direct_port=self._direct_port)
             transport = await P2PTransport.create(prepared.host_key, network)
             opened.push_async_callback(transport.close)
             full = asyncio.Event()
@@ -137,9 +137,7 @@ class Hosting:
             host.serve()
             doors = await Doors.open(host, transport, settings.doors, self._show)
             opened.push_async_callback(doors.close)
-            settings = replace(
-                settings, listen=at_port(settings.listen, port_of(transport.addresses()[0])), doors=doors.settings
-            )
+            settings = replace(settings, listen=as_had(settings.listen, transport.addresses()), doors=doors.settings)
             beside: list[HostRelay | ArchiveCopies] = []
             if settings.relay is not None:
                 relay = await HostRelay.open(prepared.folder.root, transport, settings.relay, self._show)
@@ -265,12 +263,13 @@ async def _ended(task: asyncio.Future[None]) -> None:
 
 async def _at_last_ports(settings: HostingSettings, last: LastPorts) -> HostingSettings:
     """With those that the run's host had, where any port is asked for."""
-    listen, doors = settings.listen, settings.doors
-    if port_of(listen) == 0:
-        listen = at_port(listen, await last.free("listen", listen.split("/")[2]))
+    listen, doors = [], settings.doors
+    for address in settings.listen:
+        port = port_of(address) or await last.free(_name_of(address), address.split("/")[2])
+        listen.append(at_port(address, port))
     service = await _at_last_port("service", doors.service, last)
     web = None if doors.web is None else await _at_last_port("web", doors.web, last)
-    return replace(settings, listen=listen, doors=replace(doors, service=service, web=web))
+    return replace(settings, listen=tuple(listen), doors=replace(doors, service=service, web=web))
 
 
 async def _at_last_port(what: str, asked: str, last: LastPorts) -> str:
@@ -279,9 +278,14 @@ async def _at_last_port(what: str, asked: str, last: LastPorts) -> str:
     return asked if port != "0" else f"{host}:{await last.free(what, host.strip('[]'))}"
 
 
+def _name_of(address: str) -> str:
+    return "listen6" if address.startswith("/ip6/") else "listen"
+
+
 def _ports(settings: HostingSettings) -> dict[str, int]:
     doors = settings.doors
-    ports = {"listen": port_of(settings.listen), "service": int(doors.service.rpartition(":")[2])}
+    ports = {_name_of(address): port_of(address) for address in settings.listen}
+    ports |= {"service": int(doors.service.rpartition(":")[2])}
     return ports if doors.web is None else ports | {"web": int(doors.web.rpartition(":")[2])}
 
 

@@ -19,7 +19,7 @@ from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
 from swarm.log_format import printable
-from swarm.network.addresses import knock
+from swarm.network.addresses import knock, version_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
@@ -134,20 +134,20 @@ class Reachability:
         if time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)
             self._transport.forwarded, self._routers_word, ask_again_s = None, "", ASK_AGAIN_S
-            if not told.answers and self._mapper is not None:
+            if told.is_silent(4) and self._mapper is not None:
                 told, forwarded, self._routers_word = await through_router(
                     self._transport, self._host, self._mapper, told
                 )
                 if forwarded is not None:
                     self._transport.forwarded = forwarded
                     ask_again_s = min(ask_again_s, forwarded.lifetime_s / 2)
-            self._transport.can_be_dialled = told.answers
+            self._transport.dialled_back = told
             self._ask_at = time.monotonic() + ask_again_s
             if told.answers:
-                self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}{self._routers_word}")
+                self._is(Reach.REACHABLE, f"the host dialled it back at {' and '.join(told.hosts)}{self._routers_word}")
                 self._relay, self._transport.relayed = None, ()
             else:
-                self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}{self._routers_word}")
+                self._is(Reach.OUTBOUND, f"the host cannot dial it at {' and '.join(told.hosts)}{self._routers_word}")
 
     async def _redial(self) -> None:
         """After an outage p2pd dials nobody by itself, and the directory's table may be empty."""
@@ -247,11 +247,13 @@ async def through_router(
         forwarded = await mapper.ask(ports)
     except TransientError as error:
         return told, None, f" ({error})"
-    told = await transport.ask_to_be_dialled(host, transport.addresses_at(forwarded))
-    if not told.answers:
+    addresses = [*transport.addresses_at(forwarded), *transport.addresses_by(6)]
+    told = await transport.ask_to_be_dialled(host, addresses)
+    outside = next((one.host for one in told.at if one.answers and version_of(one.host) == 4), None)
+    if outside is None:
         await mapper.end(ports)
         return told, None, f", nor at what its router, at {forwarded.outside}, forwards"
-    return told, replace(forwarded, outside=told.host), ", at a port that its router forwards"
+    return told, replace(forwarded, outside=outside), ", at a port that its router forwards"
 
 
 async def keep_the_hosts_time(transport: P2PTransport, host: PeerId) -> None:

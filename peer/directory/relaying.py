@@ -6,12 +6,13 @@ its own that is counted and ended; what it carries comes in and goes out, and co
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RelayOffer, relay_topic
+from swarm.network.addresses import multiaddress, ports_of, version_of
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.loop import happened
 from swarm.network.p2pd.p2p import P2PTransport
@@ -32,7 +33,7 @@ class VolunteerRelay:
     def __init__(
         self,
         key: Path,
-        listen: str,
+        listen: Sequence[str],
         transport: P2PTransport,
         directory: Directory,
         host: PeerId,
@@ -69,11 +70,13 @@ class VolunteerRelay:
         try:
             told = await self._transport.ask_to_be_dialled(self._host, relay.addresses)
             if not told.answers:
-                raise TransientError(f"the host cannot dial the relay at {told.host}: forward its port too")
-            log.info("relays for peers that cannot be dialled, at %s", told.host)
-            kind = "ip6" if ":" in told.host else "ip4"
-            ports = sorted({address.split("/")[4] for address in relay.addresses})
-            addresses = tuple(f"/{kind}/{told.host}/tcp/{port}/p2p/{relay.peer_id}" for port in ports)
+                places = " and ".join(told.hosts)
+                raise TransientError(f"the host cannot dial the relay at {places}: forward its port too")
+            log.info("relays for peers that cannot be dialled, at %s", " and ".join(told.hosts))
+            at = [
+                multiaddress(host, port) for host in told.hosts for port in ports_of(relay.addresses, version_of(host))
+            ]
+            addresses = tuple(f"{address}/p2p/{relay.peer_id}" for address in at)
             await self._count(relay, RelayOffer(peer_id=relay.peer_id, addresses=addresses))
         finally:
             await relay.stop()

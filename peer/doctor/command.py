@@ -14,7 +14,7 @@ MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("note", "yellow"), Level.PRO
 
 @click.command()
 @click.argument("address", nargs=-1)
-@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="As `swarm join` has it.")
+@click.option("--listen", default=":0", show_default=True, metavar="[HOST]:PORT", help="As `swarm join` has it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @folder_option
 def command(address: tuple[str, ...], listen: str, as_json: bool, folder: Path) -> int:

@@ -94,7 +94,7 @@ def announced(addresses: Sequence[str], dial_errors: Mapping[str, str], sees_us_
                 Level.OK if only_local else Level.PROBLEM,
                 "only this machine itself can dial this peer"
                 + (", as the host can: it runs here" if only_local else ""),
-                "" if only_local else "listen at an interface that others reach: --listen 0.0.0.0:PORT",
+                "" if only_local else "listen at an interface that others reach: --listen :PORT",
             )
         )
         return found
@@ -117,7 +117,7 @@ def announced(addresses: Sequence[str], dial_errors: Mapping[str, str], sees_us_
                 name,
                 Level.WARNING,
                 f"the seeds see this machine at {', '.join(elsewhere)}, a router's address: strangers cannot dial it",
-                "forward a TCP port to this machine in the router and join with --listen 0.0.0.0:PORT; without it the "
+                "forward a TCP port to this machine in the router and join with --listen :PORT; without it the "
                 "peer still calls others",
             )
         )

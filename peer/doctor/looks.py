@@ -6,6 +6,7 @@ import importlib.metadata
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 import psutil
@@ -172,15 +173,15 @@ class Examination:
         mapper = PortMapper.of_this_home() if self.folder.load_limits().router_ports == "ask" else None
         try:
             told = await transport.ask_to_be_dialled(host)
-            if not told.answers and mapper is not None:
+            if told.is_silent(4) and mapper is not None:
                 told, forwarded, word = await through_router(transport, host, mapper, told)
                 if forwarded is not None:
                     await mapper.end(list(forwarded.ports))
-            if told.answers and not told.host.startswith("127."):
-                self._dialled_at.add(told.host)
+            if told.answers:
+                self._dialled_at |= {host for host in told.hosts if not ip_address(host).is_loopback}
             answer = await transport.call(host, RELAY, Message(), timeout_s=PING_S, max_body_bytes=0)
             refusal = RelayOffer.from_value(answer.meta).refusal
-            return diagnosis.reach(f"{told.host}{word}", told.answers, refusal)
+            return diagnosis.reach(f"{' and '.join(told.hosts)}{word}", told.answers, refusal)
         except (TransientError, RemoteError) as error:
             return Finding("reach", Level.WARNING, f"not looked at: {error}", "try again in a moment")
 
@@ -221,10 +222,10 @@ def _host(addresses: Sequence[str]) -> PeerId:
 def _transport_maker(listen: str) -> Any:
     """Imports what takes seconds, off the event loop."""
     from swarm.identity.key import Identity
-    from swarm.network.addresses import listen_multiaddress
+    from swarm.network.addresses import listen_multiaddresses
     from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 
-    return lambda: P2PTransport.create(Identity.generate(), P2PSettings(listen=(listen_multiaddress(listen),)))
+    return lambda: P2PTransport.create(Identity.generate(), P2PSettings(listen=listen_multiaddresses(listen)))
 
 
 def _dialled(address: str, by_p2pd: dict[str, str] | None, by_libp2p: dict[str, dict[str, Any]]) -> Dialled:

@@ -46,8 +46,8 @@ class VolunteerSettings:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     asks_router: bool = False
     """To forward the ports, when nobody can dial this peer."""
-    relay_listen: str | None = None
-    """Where to relay for peers that cannot be dialled; None: nowhere."""
+    relay_listen: tuple[str, ...] = ()
+    """Where to relay for peers that cannot be dialled; empty: nowhere."""
     invite: Invite | None = None
     """The invite that led here; None: a host's bare address, whose run is taken as it is."""
 
@@ -135,7 +135,7 @@ def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings, *, held_by
     for name, size in items.items():
         place, _, what = name.partition(".")
         by_place[place][what] = size
-    check_memory(by_place["host"], volunteer.memory_bytes, num_p2pd=1 if volunteer.relay_listen is None else 2)
+    check_memory(by_place["host"], volunteer.memory_bytes, num_p2pd=2 if volunteer.relay_listen else 1)
     disk = by_place["disk"]
     volunteer.folder.mkdir(parents=True, exist_ok=True)
     room = shutil.disk_usage(volunteer.folder).free + held_bytes

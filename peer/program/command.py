@@ -19,7 +19,7 @@ from swarm.core.errors import SettingsError
 from swarm.core.owner.guest import GIB
 from swarm.core.owner.limits import LIMITS, OwnerLimits
 from swarm.log_format import LogFormatter
-from swarm.network.addresses import beside, listen_multiaddress
+from swarm.network.addresses import beside, listen_multiaddresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,13 @@ def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
 @click.option("--yes", is_flag=True, help="Join without asking; needed where nobody can be asked.")
 @click.option("--detach", is_flag=True, help="Go on in the background; `swarm status`, `top` and `leave` are for it.")
 @click.option("--stage", type=click.IntRange(min=0), help="Serve this stage. Default: where the run needs a peer most.")
-@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="Where others reach you.")
+@click.option(
+    "--listen",
+    default=":0",
+    show_default=True,
+    metavar="[HOST]:PORT",
+    help="Where others reach you. Without HOST: at all of this machine's addresses, of IPv6 too if it has one.",
+)
 @folder_option
 @limit_options
 @click.option("--verbose", is_flag=True, help="Log what happens.")
@@ -172,9 +178,9 @@ def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, liste
         gpu_memory_bytes=None if limits.gpu_memory_gib is None else int(limits.gpu_memory_gib * GIB),
         disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
         stage=stage,
-        listen=(listen_multiaddress(listen),),
+        listen=listen_multiaddresses(listen),
         asks_router=limits.router_ports == "ask",
-        relay_listen=None if limits.relay_gb is None else listen_multiaddress(beside(listen, 1)),
+        relay_listen=() if limits.relay_gb is None else listen_multiaddresses(beside(listen, 1)),
     )
 
 

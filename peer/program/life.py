@@ -144,7 +144,7 @@ class Life:
             desk.joins(daemon, reachability)
             enough = asyncio.Event()
             works = [self._mind(daemon, stop), reachability.run(), _until_lost(transport)]
-            if volunteer.relay_listen is not None:
+            if volunteer.relay_listen:
                 relay = VolunteerRelay(
                     desk.relay_key,
                     volunteer.relay_listen,

@@ -1,13 +1,17 @@
-"""HOST:PORT, as people write it, and the multiaddress that libp2p makes of it."""
+"""HOST:PORT, as people write it, and the multiaddresses that libp2p makes of it, of IPv4 and IPv6."""
 
 import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
+from ipaddress import ip_address
 
 from swarm.core.errors import SettingsError
 
 MAX_PORT = 65535
+_FAR_AWAY = "2001:4860:4860::8888"
+"""An address of IPv6 that is nobody's neighbour; nothing is sent there."""
 
 
 async def knock(address: str, *, timeout_s: float = 5.0) -> str:
@@ -37,18 +41,81 @@ def beside(listen: str, further: int) -> str:
     return f"{host}:{int(port) + further if port.isdigit() and int(port) else 0}"
 
 
-def listen_multiaddress(listen: str) -> str:
-    """`HOST:PORT` of a --listen option as a TCP multiaddress; HOST is a numeric address. Raises SettingsError."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > MAX_PORT:
-        raise SettingsError(f"--listen {listen}: give HOST:PORT, such as 0.0.0.0:4001")
-    kind = "ip6" if ":" in host else "ip4"
-    return f"/{kind}/{host.strip('[]')}/tcp/{port}"
+def listen_multiaddresses(listen: str) -> tuple[str, ...]:
+    """`HOST:PORT` of a --listen option as TCP multiaddresses; HOST is a numeric address, or nothing.
+
+    Without HOST: all of this machine's addresses, of IPv6 too where it has one to the Internet. Raises SettingsError.
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
+        raise SettingsError(
+            f"--listen {listen}: give a PORT of at most {MAX_PORT} behind a colon, such as :4001 or 203.0.113.5:4001"
+        )
+    if not host:
+        everywhere = ("/ip4/0.0.0.0", "/ip6/::") if has_ipv6() else ("/ip4/0.0.0.0",)
+        return tuple(f"{address}/tcp/{int(port)}" for address in everywhere)
+    number = host.removeprefix("[").removesuffix("]")
+    try:
+        version = ip_address(number).version
+    except ValueError as error:
+        raise SettingsError(
+            f"--listen {listen}: {host} is no address; give one of this machine, an IPv6 one in brackets "
+            f"([::]:{port}), or none for all (:{port})"
+        ) from error
+    if (host != number) != (version == 6) or "%" in number:
+        raise SettingsError(
+            f"--listen {listen}: write IPv6 addresses alone in brackets, as [::]:{port}, without a zone"
+        )
+    return (f"/ip{version}/{number}/tcp/{int(port)}",)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine would reach the Internet by IPv6, from an address of its own that others reach."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as asked:
+            asked.connect((_FAR_AWAY, 9))  # chooses a route and an address
+            return ip_address(asked.getsockname()[0]).is_global
+    except OSError:
+        return False
+
+
+def version_of(host: str) -> int:
+    """Of IP, of a numeric address: 4 or 6."""
+    return 6 if ":" in host else 4
+
+
+def multiaddress(host: str, port: int) -> str:
+    """Of TCP, at a numeric address."""
+    return f"/ip{version_of(host)}/{host}/tcp/{port}"
+
+
+async def resolved(host: str) -> list[str]:
+    """The numeric addresses of a host, which may be one of them; none of a name that nobody knows."""
+    with contextlib.suppress(OSError, UnicodeError):
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return []
 
 
 def port_of(address: str) -> int:
     """Of a TCP multiaddress that somebody listens at."""
     return int(address.split("/")[4])
+
+
+def ports_of(addresses: Sequence[str], version: int) -> list[int]:
+    """Of the TCP multiaddresses of one version of IP, each once, ascending."""
+    split = (address.split("/") for address in addresses)
+    return sorted({int(parts[4]) for parts in split if parts[1] == f"ip{version}" and parts[3] == "tcp"})
+
+
+def as_had(asked: Sequence[str], had: Sequence[str]) -> tuple[str, ...]:
+    """The TCP multiaddresses asked for, each with the port that was had: the first of its version of IP."""
+    found = []
+    for address in asked:
+        kind = "/".join(address.split("/")[:2]) + "/"
+        port = next((port_of(one) for one in had if one.startswith(kind)), port_of(address))
+        found.append(at_port(address, port))
+    return tuple(found)
 
 
 def at_port(address: str, port: int) -> str:
@@ -58,7 +125,7 @@ def at_port(address: str, port: int) -> str:
 
 def is_free(host: str, port: int) -> bool:
     """Whether a program could listen at this TCP port of a numeric address."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+    with socket.socket(socket.AF_INET6 if version_of(host) == 6 else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))

@@ -6,7 +6,7 @@ proved to be somebody is counted by address, and taking it all costs addresses, 
 
 from collections import Counter
 from collections.abc import Hashable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -65,14 +65,24 @@ class Places(Generic[K]):
 
 def caller_of(host: str | None) -> str:
     """Whose calls are counted together: an address of IPv4, a /64 of IPv6."""
-    return network_of(host) if ":" in (host or "") else host or ""
+    address = _address(host)
+    return network_of(host) if address is not None and address.version == 6 else str(address or host or "")
 
 
 def network_of(host: str | None) -> str:
     """Who is taken for one at this address: a /24 of IPv4, a /64 of IPv6; everybody of no known address together."""
-    try:
-        address = ip_address(host or "")
-    except ValueError:
+    address = _address(host)
+    if address is None:
         return ""
     kept = address.max_prefixlen - (_NET4 if address.version == 4 else _NET6)
     return f"{int(address) >> (address.max_prefixlen - kept)}/{kept}"
+
+
+def _address(host: str | None) -> IPv4Address | IPv6Address | None:
+    """One of IPv4 where a socket of both versions names it as IPv6 does (::ffff:5.0.0.1): all of them are one /64."""
+    try:
+        address = ip_address(host or "")
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -28,8 +28,8 @@ BEFORE = (
 HOSTED = (
     "swarm host --minimum-release 0.2.0",
     "swarm host run.toml",
-    "swarm host run.toml --listen 0.0.0.0:4001",
-    "swarm host run.toml --listen 0.0.0.0:4001 --public swarm.example.org",
+    "swarm host run.toml --listen :4001",
+    "swarm host run.toml --listen :4001 --public swarm.example.org",
     "swarm host run.toml --reference FILE",
     "swarm host run.toml --track tensorboard:DIR",
 )
@@ -50,7 +50,7 @@ OF_THE_PEER = (
     "swarm install-service 'swarm://...'",
 )
 AMENDED = ("swarm amend FOLDER --set optimizer.total_steps=4000 --set optimizer.learning_rate=3e-4",)
-WATCHED = ("swarm top", "swarm logs -f", "swarm seed INVITE --listen 0.0.0.0:4001 --public seed.example.org")
+WATCHED = ("swarm top", "swarm logs -f", "swarm seed INVITE --listen :4001 --public seed.example.org")
 """They go on until Ctrl-C."""
 OF_THE_HOST = (
     "swarm invite show LINE",

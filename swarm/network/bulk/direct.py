@@ -29,6 +29,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
 from swarm.core.record import Record
+from swarm.network.addresses import version_of
 from swarm.network.bulk.sealed_socket import NONCE_BYTES, SECRET_BYTES, SealedSocket, stream_keys
 from swarm.network.bulk.sessions import SESSION_BYTES, Sessions
 from swarm.network.bulk.sockets import receive, send_all
@@ -51,6 +52,8 @@ ASK_S = 20.0
 """An offer and a first connection are there by then: on a slow line the question may wait behind what p2pd carries."""
 WORTH_WAITING_S = 1.0
 """A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
+MOST_PLACES = 3
+"""At which a peer is tried, one after the other."""
 _AGAIN_S = 120.0
 """A peer that could not be dialled is tried again after this long, when it is worth it."""
 _MOST_SESSIONS = 1024
@@ -66,6 +69,8 @@ PUNCH_WORTH_WAITING_S = 12.0
 
 Punch = Callable[[PeerId], "asyncio.Task[bool] | None"]
 """Begins to make streams to a peer that cannot be dialled; None while that is not worth a try."""
+Places = Callable[[PeerId], Awaitable[list[str]]]
+"""Other addresses at which a peer says it can be dialled."""
 Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
 """Calls a peer's `OFFER` over p2pd; raises TransientError or RemoteError."""
 
@@ -79,6 +84,10 @@ class DirectOffer(Record):
     port4: Annotated[int, _PORT] | None
     port6: Annotated[int, _PORT] | None
 
+    def port_at(self, host: str) -> int | None:
+        """At an address of the peer's."""
+        return self.port6 if version_of(host) == 6 else self.port4
+
 
 class DirectListener:
     """The callee's side: who may connect, and as whom."""
@@ -90,7 +99,7 @@ class DirectListener:
         self._sessions = Sessions(_MOST_SESSIONS)
         try:
             for family, host in hosts:
-                listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+                listener = self._listening(family, host, port)
                 listener.setblocking(False)
                 self.sockets.append(listener)
         except BaseException:
@@ -126,6 +135,14 @@ class DirectListener:
         """Listened on, of IPv4 and IPv6."""
         return self._port(socket.AF_INET), self._port(socket.AF_INET6)
 
+    def _listening(self, family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+        """Where the system chooses, it is the same port for both versions of IP if that is free."""
+        if not port and self.sockets:
+            with contextlib.suppress(OSError):
+                same = int(self.sockets[0].getsockname()[1])
+                return socket.create_server((host, same), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
     def _port(self, family: socket.AddressFamily) -> int | None:
         ports = [int(listener.getsockname()[1]) for listener in self.sockets if listener.family == family]
         return ports[0] if ports else None
@@ -135,13 +152,20 @@ class DirectDialler:
     """The caller's side: which peers can be dialled directly, learnt in the background of calls that were worth it."""
 
     def __init__(
-        self, me: PeerId, control: ControlClient, ask: Ask, punch: Punch, on_known: Callable[[PeerId], None]
+        self,
+        me: PeerId,
+        control: ControlClient,
+        ask: Ask,
+        places: Places,
+        punch: Punch,
+        on_known: Callable[[PeerId], None],
     ) -> None:
         self._me = me
         self._punch = punch
         self._control = control
         self._on_known = on_known
         self._ask = ask
+        self._places = places
         self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
@@ -211,23 +235,25 @@ class DirectDialler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _learn(self, peer_id: PeerId) -> None:
+        with contextlib.suppress(ControlError):
+            if await self._control.remote_host(peer_id) is None:
+                self._relayed.add(peer_id)
         if self._again_at.get(peer_id, 0.0) <= asyncio.get_running_loop().time() and await self._dials(peer_id):
             return
         punching = self._punch(peer_id)
         if punching is not None:
-            with contextlib.suppress(ControlError):
-                if await self._control.remote_host(peer_id) is None:
-                    self._relayed.add(peer_id)
             await asyncio.wait({punching})
 
     async def _dials(self, peer_id: PeerId) -> bool:
         try:
             async with asyncio.timeout(ASK_S):
-                host = await self._control.remote_host(peer_id)
-                if host is None:
+                known = await self._control.remote_host(peer_id)
+                # What p2pd has reached first; where that is a relay, or closed to us, the peer's other addresses.
+                hosts = list(dict.fromkeys([*([] if known is None else [known]), *await self._places(peer_id)]))
+                if not hosts:
                     raise ConnectionRefusedError("it is reached through a relay alone")
                 offer = DirectOffer.from_value(await self._ask(peer_id))
-                (await _dial(offer, host, caller=self._me, callee=peer_id)).close()
+                host = await self._first_that_answers(offer, hosts[:MOST_PLACES], peer_id)
         except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
             self._give_up(peer_id, error)
             return False
@@ -236,6 +262,16 @@ class DirectDialler:
         if len(self._known) > _MOST_SESSIONS:
             self._known.popitem(last=False)
         return True
+
+    async def _first_that_answers(self, offer: DirectOffer, hosts: Sequence[str], peer_id: PeerId) -> str:
+        """Raises OSError, EOFError or TimeoutError, of the last one."""
+        *others, last = hosts
+        for host in others:
+            with contextlib.suppress(OSError, EOFError, TimeoutError):
+                (await _dial(offer, host, caller=self._me, callee=peer_id)).close()
+                return host
+        (await _dial(offer, last, caller=self._me, callee=peer_id)).close()
+        return last
 
     def _give_up(self, peer_id: PeerId, error: Exception) -> None:
         logger.debug("%s is called through p2pd: %s", peer_id, error)
@@ -260,8 +296,8 @@ def prepare(connection: socket.socket) -> None:
 
 async def _dial(offer: DirectOffer, host: str, *, caller: PeerId, callee: PeerId) -> SealedSocket:
     """Raises OSError, EOFError or TimeoutError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    port = offer.port6 if family == socket.AF_INET6 else offer.port4
+    family = socket.AF_INET6 if version_of(host) == 6 else socket.AF_INET
+    port = offer.port_at(host)
     if port is None:
         raise ConnectionRefusedError("it takes no direct connections at the address it is known by")
     connection = socket.socket(family, socket.SOCK_STREAM)

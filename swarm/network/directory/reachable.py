@@ -18,7 +18,7 @@ async def answering(addresses: Iterable[str]) -> list[str]:
     """Those of these /ip4|ip6|dns.../tcp/... multiaddresses that take a connection, public ones before private ones."""
     listed = list(addresses)
     answers = await asyncio.gather(*(_answers(*host_and_port(address)) for address in listed))
-    return sorted((address for address, answer in zip(listed, answers, strict=True) if answer), key=_remoteness)
+    return sorted((address for address, answer in zip(listed, answers, strict=True) if answer), key=remoteness)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -43,7 +43,7 @@ async def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _remoteness(address: str) -> int:
+def remoteness(address: str) -> int:
     """0: for everybody, 1: for the home network, 2: for this machine."""
     try:
         number = ipaddress.ip_address(address.split("/")[2])

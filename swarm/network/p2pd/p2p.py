@@ -8,7 +8,7 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -18,10 +18,12 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
+from swarm.network.addresses import multiaddress, ports_of, version_of
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import (
     ASK_S,
+    CONNECT_S,
     OFFER,
     WORTH_BYTES,
     WORTH_PUNCHING_BYTES,
@@ -33,15 +35,17 @@ from swarm.network.bulk.framing import ReplyHead, Status
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sessions import SESSION_BYTES
 from swarm.network.bulk.sockets import Sending, Stream, prepare, receive
-from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
+from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialBackRequest, DialledBack
+from swarm.network.directory.reachable import remoteness
 from swarm.network.p2pd.control import ControlClient, ControlError, read_stream_peer
 from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStreams
+from swarm.network.p2pd.named_hosts import NamedHosts
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
 from swarm.network.punch.onlooker import ONLOOKER, Onlooker
 from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
-from swarm.network.punch.seen import Judge
+from swarm.network.punch.seen import Judge, Seen
 from swarm.network.router.forwarded import Forwarded
 from swarm.network.service import Services, decode_error
 from swarm.network.transport import Handler, Message, Way
@@ -76,8 +80,8 @@ class P2PTransport:
         """What a router forwards to this peer, once it is known to lead here; others are told it too."""
         self.relay_carries_bulk = True
         """As its owner's budget says; calls that carry bulk are not made through it otherwise."""
-        self.can_be_dialled: bool | None = None
-        """As others say; None until one has said it."""
+        self.dialled_back: DialledBack | None = None
+        """What the host's dialling back came to; None until it has said it."""
         self._services = Services(settings.limits)
         self._answering = Answering(
             self._services,
@@ -85,6 +89,7 @@ class P2PTransport:
                 window_s=settings.window_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
             ),
         )
+        self._named = NamedHosts(public_only=settings.punch_public_only)
         self._idle = IdleStreams()
         self._hosts: dict[PeerId, str | None] = {}
         """As p2pd last listed its peers, at which address each is; None for who is behind a relay."""
@@ -94,7 +99,12 @@ class P2PTransport:
         self._puncher: Puncher | None = None
         """None where nothing is listened on."""
         self._direct = DirectDialler(
-            self.peer_id, self._control, self._ask_for_offer, self._punch, on_known=self._idle.drop
+            self.peer_id,
+            self._control,
+            self._ask_for_offer,
+            self._named.elsewhere,
+            self._punch,
+            on_known=self._idle.drop,
         )
         self._direct_listener = DirectListener(self.peer_id, [], 0)
         self._ending: asyncio.Task[None] | None = None
@@ -136,6 +146,11 @@ class P2PTransport:
     def ended(self) -> asyncio.Event:
         """Set when p2pd has ended: this transport is of no more use, and its owner should stop or make another."""
         return self._daemon.ended
+
+    @property
+    def can_be_dialled(self) -> bool | None:
+        """By IPv4 or IPv6, as the host says; None until it has said it."""
+        return None if self.dialled_back is None else self.dialled_back.answers
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
@@ -194,6 +209,7 @@ class P2PTransport:
             with contextlib.suppress(SettingsError):  # a stranger's address of another kind is not for us
                 check_address("address", address)
                 dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
+        self._named.name(peer_id, dialled)
         if addresses and not dialled:
             raise TransientError(f"{peer_id}: none of its {len(addresses)} addresses is a TCP multiaddress")
         if self.can_be_dialled and any(map(is_relayed, dialled)) and await self._is_dialled_by(peer_id):
@@ -240,8 +256,14 @@ class P2PTransport:
             raise TransientError(f"p2pd does not list its peers: {error}") from error
 
     def addresses(self) -> list[str]:
+        """Public ones first, then those through relays: whoever keeps some of them alone keeps these."""
         forwarded = self.addresses_at(self.forwarded) if self.forwarded is not None else []
-        return [*forwarded, *self.relayed, *self._addresses]
+        public = [address for address in self._addresses if not remoteness(address)]
+        return [*forwarded, *public, *self.relayed, *(one for one in self._addresses if one not in public)]
+
+    def addresses_by(self, version: int) -> list[str]:
+        """Where p2pd listens itself by this version of IP."""
+        return [address for address in self._addresses if address.startswith(f"/ip{version}/")]
 
     def ports(self) -> list[int]:
         """Of IPv4, that a router would have to forward: p2pd's and that of direct streams."""
@@ -251,10 +273,10 @@ class P2PTransport:
     def addresses_at(self, forwarded: Forwarded) -> list[str]:
         """Where p2pd is dialled if the router does so."""
         listened = [forwarded.ports[port] for port in self._listened_ports() if port in forwarded.ports]
-        return [f"/ip4/{forwarded.outside}/tcp/{port}/p2p/{self.peer_id}" for port in listened]
+        return [f"{multiaddress(forwarded.outside, port)}/p2p/{self.peer_id}" for port in listened]
 
     def _listened_ports(self) -> list[int]:
-        return _tcp_ports(address for address in self._addresses if address.startswith("/ip4/"))
+        return ports_of(self._addresses, 4)
 
     def _direct_ports(self, host: str | None) -> tuple[int | None, int | None]:
         """Where a peer seen at this address dials direct streams."""
@@ -266,13 +288,30 @@ class P2PTransport:
     async def ask_to_be_dialled(self, peer_id: PeerId, addresses: Sequence[str] | None = None) -> DialledBack:
         """Have a peer that this one is connected to dial it back, where it listens itself or at the ports of others.
 
-        Raises as `call` does.
+        By both versions of IP, if the peer can be dialled by the other one too. Raises as `call` does.
         """
+        with contextlib.suppress(ControlError, TimeoutError):
+            async with asyncio.timeout(self._settings.connect_s):
+                await self._look_where_it_listens()  # a provider may give another prefix, or address, any day
         listened = self._addresses if addresses is None else addresses
-        request = Message({"ports": [*_tcp_ports(listened)[:MAX_PORTS]]})
+        ports4, ports6 = (tuple(ports_of(listened, version)[:MAX_PORTS]) for version in (4, 6))
+        seen = await self._seen_otherwise(peer_id, {version for version, ports in ((4, ports4), (6, ports6)) if ports})
+        request = Message(DialBackRequest(ports4, ports6, seen).to_value())
         timeout_s = self._settings.connect_s
         answer = await self.call(peer_id, DIAL_BACK, request, timeout_s=timeout_s, max_body_bytes=0)
         return DialledBack.from_value(answer.meta)
+
+    async def _seen_otherwise(self, peer_id: PeerId, versions: Collection[int]) -> tuple[Seen, ...]:
+        """The peer's word on where it sees this one by that of the versions of IP that p2pd has not reached it by."""
+        with contextlib.suppress(ControlError, TransientError, RemoteError, OSError, EOFError, TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                known = await self._control.remote_host(peer_id)
+                if self._puncher is None or known is None:
+                    return ()
+                for host in await self._named.of(peer_id):
+                    if version_of(host) != version_of(known) and version_of(host) in versions:
+                        return (await self._puncher.seen_by(peer_id, host),)
+        return ()
 
     async def take_place(self, relay: PeerId) -> RelayPlace:
         """A place at a relay that this peer is connected to. Raises TransientError with the relay's reason."""
@@ -372,9 +411,11 @@ class P2PTransport:
         with contextlib.suppress(ControlError):
             host = await self._control.remote_host(sender)
         offer = self._direct_listener.offer(sender, host, now=asyncio.get_running_loop().time())
+        four, six = self._direct_ports(host)
         # Whoever is seen in a private network is behind the same router. Others would dial in vain, again and again.
-        is_in_vain = self.can_be_dialled is False and (host is None or ip_address(host).is_global)
-        four, six = (None, None) if is_in_vain else self._direct_ports(host)
+        if self.dialled_back is not None and (host is None or ip_address(host).is_global):
+            four = None if self.dialled_back.is_silent(4) else four
+            six = None if self.dialled_back.is_silent(6) else six
         return Message(replace(offer, port4=four, port6=six).to_value())
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
@@ -420,13 +461,16 @@ class P2PTransport:
         self._listener.listen(512)
         self._answering.start(self._listener, _greet)
         await self._control.accept_streams(_STREAM_PROTOCOL, path)
-        peer_id, addresses = await self._control.identify()
-        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
-        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
-        self.serve(DIAL_BACK, DialBack(self._control).answer, max_body_bytes=0)
+        await self._look_where_it_listens()
+        self.serve(DIAL_BACK, DialBack(self._control, self.peer_id).answer, max_body_bytes=0)
         self._ending = asyncio.create_task(self._end_with_p2pd(), name="end with p2pd")
         if self._settings.direct_port is not None:
             self._listen_directly(self._settings.direct_port)
+
+    async def _look_where_it_listens(self) -> None:
+        peer_id, addresses = await self._control.identify()
+        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
+        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
 
     def _listen_directly(self, port: int) -> None:
         try:
@@ -440,9 +484,10 @@ class P2PTransport:
         self.serve(OFFER, self._offer, max_body_bytes=0)
         self.serve(ONLOOKER, self._offer_onlooker, max_body_bytes=0)
         around = Surroundings(
-            bind_host=next(host for _, host in direct_hosts(self._settings)),
+            bind_hosts={version_of(host): host for _, host in direct_hosts(self._settings)},
             call=self._call_small,
             onlookers=self._onlookers,
+            versions=self._versions,
             judge=self._judge,
             is_stranger=self._services.is_stranger,
             answer=partial(self._answering.take, kept_s=PUNCHED_KEPT_BY_CALLEE_S),
@@ -457,15 +502,34 @@ class P2PTransport:
     async def _call_small(self, peer_id: PeerId, method: str, request: Message, timeout_s: float) -> Message:
         return await self.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=0)
 
-    async def _onlookers(self) -> list[tuple[PeerId, str]]:
-        """The host, and members that this peer is in touch with past all relays."""
+    async def _versions(self, peer_id: PeerId) -> list[int]:
+        """Of IP, by which this peer and another may meet. Nobody behind a router says of itself that it has IPv4."""
+        known = None
+        with contextlib.suppress(ControlError):
+            known = await self._control.remote_host(peer_id)
+        told = {
+            version_of(host) for host in [*await self._named.elsewhere(peer_id), *([] if known is None else [known])]
+        }
+        listened = {version_of(host) for _, host in direct_hosts(self._settings)}
+        has_ipv6 = False
+        with contextlib.suppress(TransientError):
+            has_ipv6 = {6} <= listened & told and bool(await self._onlookers(6))
+        return [*([6] if has_ipv6 else []), *([4] if 4 in listened else [])]
+
+    async def _onlookers(self, version: int) -> list[tuple[PeerId, str]]:
+        """The host, and members that this peer is in touch with past all relays, and by this version of IP."""
         try:
             hosts = await self._control.remote_hosts()
         except ControlError as error:
             raise TransientError(f"p2pd does not list its peers: {error}") from error
         members = sorted(peer for peer in hosts if peer != self.host and self._services.is_expected(peer))
         asked = [self.host, *members] if self.host is not None else members
-        found = [(peer, host) for peer in asked if (host := hosts.get(peer)) is not None]
+        found = []
+        for peer in asked:
+            known = hosts.get(peer)
+            if known is not None:
+                places = [known, *await self._named.elsewhere(peer)]
+                found += [(peer, host) for host in places if version_of(host) == version][:1]
         return found[:_MOST_ONLOOKERS]
 
     def _judge(self) -> Judge:
@@ -494,11 +558,6 @@ class P2PTransport:
         if self._puncher is not None:
             await self._puncher.close()
         self._idle.close()
-
-
-def _tcp_ports(addresses: Iterable[str]) -> list[int]:
-    split = (address.split("/") for address in addresses)
-    return sorted({int(parts[4]) for parts in split if parts[3] == "tcp"})
 
 
 async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:

@@ -7,6 +7,7 @@ carries, which is sealed between the two ends, nor more of anybody than addresse
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
@@ -39,12 +40,13 @@ class Relay:
         self._metrics_port = metrics_port
 
     @classmethod
-    async def start(cls, identity: Identity, listen: str, max_bytes: int, asker: P2PTransport) -> "Relay":
+    async def start(cls, identity: Identity, listen: Sequence[str], max_bytes: int, asker: P2PTransport) -> "Relay":
         """`max_bytes`: of one connection, each way; `asker` tries the relay. Raises LocalError when it does not start.
 
-        `listen` must be an address that `asker` can dial, or a wildcard.
+        `listen` must have an address that `asker` can dial, or a wildcard.
         """
-        check_address("listen", listen)
+        for address in listen:
+            check_address("listen", address)
         for _ in range(_STARTS):
             made = await cls._start(identity, listen, max_bytes)
             try:
@@ -55,7 +57,7 @@ class Relay:
                     return made
             except TransientError as error:
                 await made.stop()
-                raise LocalError(f"the relay at {listen} was started, but: {error}") from error
+                raise LocalError(f"the relay at {', '.join(listen)} was started, but: {error}") from error
             except BaseException:
                 await made.stop()
                 raise
@@ -63,14 +65,14 @@ class Relay:
         raise LocalError(f"the relay did not keep to {max_bytes} bytes a connection in {_STARTS} starts")
 
     @classmethod
-    async def _start(cls, identity: Identity, listen: str, max_bytes: int) -> "Relay":
+    async def _start(cls, identity: Identity, listen: Sequence[str], max_bytes: int) -> "Relay":
         metrics_port = _free_port()
         arguments = [
             *("-b=0", "-noise=1", "-tls=1", "-connManager=1"),
             *("-relay=1", "-relayService=1", "-forceReachabilityPublic=1"),
             *(f"-relayMaxReservations={MAX_PLACES}", f"-relayMaxCircuits={MAX_CONNECTIONS_OF_A_PEER}"),
             *(f"-relayDataLimit={max_bytes}", f"-relayTimeLimit={CONNECTION_S}s"),
-            *(f"-metricsAddr=127.0.0.1:{metrics_port}", f"-hostAddrs={listen}"),
+            *(f"-metricsAddr=127.0.0.1:{metrics_port}", f"-hostAddrs={','.join(listen)}"),
         ]
         daemon = await P2PDaemon.start(arguments, key_file_bytes=identity.to_key_file_bytes(), timeout_s=_START_S)
         try:

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import socket
 
+from swarm.network.addresses import version_of
 from swarm.network.bulk.direct import prepare
+from swarm.network.places import caller_of
 from swarm.network.punch.seen import Endpoint
 
 AGAIN_S = 0.05
@@ -22,7 +24,7 @@ class LocalPort:
     """One port of this machine. Raises OSError when there is none."""
 
     def __init__(self, host: str) -> None:
-        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._family = socket.AF_INET6 if version_of(host) == 6 else socket.AF_INET
         self._host = host
         self._listener = self._socket(0)
         self.number: int = self._listener.getsockname()[1]
@@ -55,10 +57,10 @@ class LocalPort:
                 await asyncio.sleep(AGAIN_S)
 
     async def accept(self, host: str) -> socket.socket:
-        """The next connection from an address; others' are closed. The caller sets a deadline."""
+        """The next connection from an address, of IPv6 from its /64; others' are closed. The caller sets a deadline."""
         while True:
             connection, address = await asyncio.get_running_loop().sock_accept(self._listener)
-            if address[0] == host:
+            if caller_of(address[0]) == caller_of(host):
                 _keep_alive(connection)
                 return connection
             connection.close()

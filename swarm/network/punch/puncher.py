@@ -18,7 +18,7 @@ import secrets
 import socket
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
 from swarm.core.layout import AtMost
 from swarm.core.record import Record
+from swarm.network.addresses import version_of
 from swarm.network.bulk.direct import DirectListener, DirectOffer, opened
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sessions import SESSION_BYTES
@@ -52,6 +53,8 @@ NEAR_GO_S = 2.0
 """So long the asker of a try at ports near by may take to go on with it: others wait for their turn meanwhile."""
 REFUSED_S = 1.0
 """Until another try, about, where the other side was busy."""
+MOST_REFUSED = 1
+"""By one version of IP where there is another to try."""
 DIAL_S = 1.8
 """A packet of each side may be lost, or come before the other's router knows of it: the next goes a second later."""
 GREET_S = 4.0
@@ -105,12 +108,14 @@ class Asked(Record, kind="punch question"):
 class Surroundings:
     """What a puncher needs of the transport that it is part of."""
 
-    bind_host: str
-    """Of its local ports."""
+    bind_hosts: Mapping[int, str]
+    """Of its local ports, by version of IP."""
     call: Callable[[PeerId, str, Message, float], Awaitable[Message]]
     """By whatever way there is; never one that waits for a punch."""
-    onlookers: Callable[[], Awaitable[list[tuple[PeerId, str]]]]
-    """Who may be asked, and at which address each is reached: the best first."""
+    onlookers: Callable[[int], Awaitable[list[tuple[PeerId, str]]]]
+    """Who may be asked by this version of IP, and at which address each is reached: the best first."""
+    versions: Callable[[PeerId], Awaitable[Sequence[int]]]
+    """Of IP, by which a peer may be met: what is tried first, first."""
     judge: Callable[[], Judge]
     is_stranger: Callable[[PeerId], bool]
     """Whether a peer shares with all others that nobody expects."""
@@ -205,6 +210,17 @@ class Puncher:
             task.add_done_callback(lambda _: self._punching.pop(peer_id, None))
         return self._punching[peer_id]
 
+    async def seen_by(self, onlooker: PeerId, address: str) -> Seen:
+        """The word of an onlooker on a connection to this address of its.
+
+        Raises OSError, EOFError, TransientError or RemoteError. The caller sets a deadline.
+        """
+        with ExitStack() as closing:
+            port = LocalPort(self._around.bind_hosts[version_of(address)])
+            closing.callback(port.close)
+            (word,) = await self._seen(closing, onlooker, address, [port])
+            return word
+
     def drop(self, peer_id: PeerId) -> None:
         """Break the streams to a peer; it may be punched again at once, as if it were another."""
         link = self._links.pop(peer_id, _Link())
@@ -238,7 +254,9 @@ class Puncher:
             raise TransientError("others are punching")
         if not self._limits.take(sender, is_stranger=is_stranger, now=began):
             raise TransientError("too many punches within a minute")
-        endpoints = self._endpoints(sender, ask.side)
+        endpoints, version = self._endpoints(sender, ask.side)
+        if version not in self._around.bind_hosts:
+            raise TransientError(f"this side has no IPv{version}")
         self._answering.add(sender)
         closing, turn = ExitStack(), ExitStack()
         closing.callback(turn.close)
@@ -246,7 +264,7 @@ class Puncher:
             async with asyncio.timeout(TRY_S / 2):
                 if ask.near:
                     await self._take_turn(turn, is_stranger=is_stranger)
-                seat = await self._sit_down(closing, near=ask.near)
+                seat = await self._sit_down(closing, version, near=ask.near)
         except BaseException as error:
             closing.close()
             if isinstance(error, OSError | EOFError | TimeoutError):
@@ -298,18 +316,24 @@ class Puncher:
     # The asker's side.
 
     async def _punch(self, peer_id: PeerId, link: _Link) -> bool:
-        why, number = "", 0
+        why, number, refused = "", 0, 0
         loop = asyncio.get_running_loop()
         begin_until = loop.time() + BEGIN_S
-        while number < len(TRIES) and loop.time() < begin_until:
-            near = TRIES[number] == "moves" or link.moves
+        tries = [one for version in await self._around.versions(peer_id) for one in TRIES[version]]
+        while number < len(tries) and loop.time() < begin_until:
+            version, supposed = tries[number]
+            near = supposed == "moves" or (link.moves and version == 4)
             had = link.num_streams
             try:
-                link.moves = await self._try(peer_id, near=near) or link.moves
+                moves = await self._try(peer_id, version, near=near)
+                link.moves = link.moves or (moves and version == 4)
                 number, why = number + 1, "nobody came through"
             except TransientError as error:  # the other side is about to punch this one, or others, or has no onlooker
-                why = str(error)
-                await asyncio.sleep(REFUSED_S * (0.5 + random.random()))  # or two would keep step
+                why, refused = str(error), refused + 1
+                if refused > MOST_REFUSED and version != tries[-1][0]:
+                    number += 1
+                else:
+                    await asyncio.sleep(REFUSED_S * (0.5 + random.random()))  # or two would keep step
             except (OSError, EOFError, TimeoutError, RemoteError) as error:
                 number, why = number + 1, str(error) or type(error).__name__
             if link.num_streams > had:
@@ -322,7 +346,7 @@ class Puncher:
         link.pause_s = min(2 * link.pause_s, LONGEST_PAUSE_S)
         return False
 
-    async def _try(self, peer_id: PeerId, *, near: bool) -> bool:
+    async def _try(self, peer_id: PeerId, version: int, *, near: bool) -> bool:
         """Whether one of the routers is known to make new mappings. Returns with the first stream, or without any."""
         loop = asyncio.get_running_loop()
         closing, turn = ExitStack(), ExitStack()
@@ -331,7 +355,7 @@ class Puncher:
             if near:
                 await self._take_turn(turn, is_stranger=False)
             async with asyncio.timeout(TRY_S):
-                seat = await self._sit_down(closing, near=near)
+                seat = await self._sit_down(closing, version, near=near)
             if seat.moves and not near:
                 closing.close()
                 return True
@@ -344,16 +368,23 @@ class Puncher:
                 closing.close()
                 return True
             round_trip_s = loop.time() - asked_at - side.took_ms / 1000
-            targets = _targets(seat, self._endpoints(peer_id, side), near=near)
+            endpoints, theirs = self._endpoints(peer_id, side)
+            if theirs != version:
+                raise RemoteError(
+                    "malformed", f"a punch by IPv{version} answered with addresses of IPv{theirs}", peer_id
+                )
+            targets = _targets(seat, endpoints, near=near)
             self._start(self._say_go(peer_id, session))
             await asyncio.sleep(min(max(0.0, round_trip_s / 2), LONGEST_WAIT_S))
             # Where ports move one connection comes of a try: who has fewer calls by it.
             number = int(near and side.num_streams < self.num_streams(peer_id))
 
-            async def met(connection: socket.socket) -> None:
+            async def met(connection: socket.socket) -> bool:
                 nonlocal number
                 number += 1
-                await self._met_as_asker(peer_id, connection, number, mine, side.offer)
+                is_mine = bool(number % 2)
+                await self._met_as_asker(peer_id, connection, mine, side.offer, is_mine=is_mine)
+                return is_mine or near
 
             meeting = _Meeting(seat.ports, targets, met, self._start, dialled=turn.close, near=near)
         except BaseException:
@@ -368,16 +399,16 @@ class Puncher:
             await self._around.call(peer_id, GO, Message({"session": session}), TRY_S)
 
     async def _met_as_asker(
-        self, peer_id: PeerId, connection: socket.socket, number: int, mine: DirectOffer, others: DirectOffer
+        self, peer_id: PeerId, connection: socket.socket, mine: DirectOffer, others: DirectOffer, *, is_mine: bool
     ) -> None:
-        """The odd ones are to call the peer by, the even ones for the peer to call."""
-        if number % 2:
+        """`is_mine`: it is to call the peer by, and not for the peer to call."""
+        if is_mine:
             await self._take(peer_id, await opened(connection, others, caller=self._me, callee=peer_id))
         else:
             await send_all(connection, mine.session)
             self._around.answer(connection, self._around.greet, connection.getpeername()[0])
 
-    async def _met_as_callee(self, agreed: _Agreed, connection: socket.socket) -> None:
+    async def _met_as_callee(self, agreed: _Agreed, connection: socket.socket) -> bool:
         session = bytes(await receive(connection, SESSION_BYTES))
         if session == agreed.mine.session:
             greet = partial(self._listener.greet, session)
@@ -387,6 +418,7 @@ class Puncher:
             await self._take(agreed.peer_id, stream)
         else:
             raise ConnectionRefusedError("a punched connection of no session that was agreed on")
+        return True
 
     # Both sides.
 
@@ -399,17 +431,17 @@ class Puncher:
         await self._one_near.acquire()
         turn.callback(self._one_near.release)
 
-    async def _sit_down(self, closing: ExitStack, *, near: bool) -> _Seat:
+    async def _sit_down(self, closing: ExitStack, version: int, *, near: bool) -> _Seat:
         """Ports of this side, and where two onlookers, or the one there is, see them from; the router keeps them for
         as long as `closing` is open. Raises OSError, EOFError, TransientError or RemoteError; no deadline."""
         ports = []
         for _ in range(1 if near else PORTS):
-            port = LocalPort(self._around.bind_host)
+            port = LocalPort(self._around.bind_hosts[version])
             closing.callback(port.close)
             ports.append(port)
         words: list[tuple[Seen, ...]] = [() for _ in ports]
         host, why = self._around.judge().host, "nobody is there to see where this peer's connections come from"
-        for onlooker, address in await self._around.onlookers():
+        for onlooker, address in await self._around.onlookers(version):
             # The host's word is enough: another's is wanted of the first port alone, to see what the router does.
             by_host = any(word.onlooker == host for word in words[-1])
             try:
@@ -428,7 +460,7 @@ class Puncher:
     async def _seen(self, closing: ExitStack, onlooker: PeerId, address: str, ports: Sequence[LocalPort]) -> list[Seen]:
         answer = await self._around.call(onlooker, ONLOOKER, Message(), TRY_S)
         offer = DirectOffer.from_value(answer.meta)
-        number = offer.port6 if ":" in address else offer.port4
+        number = offer.port_at(address)
         if number is None:
             raise TransientError(f"{onlooker} is no onlooker at {address}")
         at = Endpoint(address, number)
@@ -446,11 +478,16 @@ class Puncher:
             raise failed
         return words
 
-    def _endpoints(self, owner: PeerId, side: Side) -> list[Endpoint]:
+    def _endpoints(self, owner: PeerId, side: Side) -> tuple[list[Endpoint], int]:
+        """Where to dial, and by which version of IP."""
         if not side.ports:
             raise RemoteError("malformed", "a punch without ports", owner)
         judge, now = self._around.judge(), swarm_time.now()
-        return [judge.endpoint(port.words, owner, now=now) for port in side.ports]
+        endpoints = [judge.endpoint(port.words, owner, now=now) for port in side.ports]
+        versions = {version_of(endpoint.host) for endpoint in endpoints}
+        if len(versions) > 1:
+            raise RemoteError("malformed", "a punch by both versions of IP at once", owner)
+        return endpoints, versions.pop()
 
     def _side(self, peer_id: PeerId, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
         return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, self.num_streams(peer_id), took_ms)
@@ -490,13 +527,16 @@ class Puncher:
 
 
 class _Meeting:
-    """Both sides dial: connections as they come, each handed to `met`, until there are enough or `DIAL_S` is over."""
+    """Both sides dial: connections as they come, each handed to `met`, until there are enough or `DIAL_S` is over.
+
+    `met` says whether it is one that this side waits for.
+    """
 
     def __init__(
         self,
         ports: Sequence[LocalPort],
         targets: Sequence[Sequence[Endpoint]],
-        met: Callable[[socket.socket], Awaitable[None]],
+        met: Callable[[socket.socket], Awaitable[bool]],
         start: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
         *,
         dialled: Callable[[], None],
@@ -557,8 +597,8 @@ class _Meeting:
     async def _greet(self, connection: socket.socket) -> None:
         try:
             async with asyncio.timeout(GREET_S):
-                await self._met(connection)
-            self._came.set()
+                if await self._met(connection):
+                    self._came.set()
         except (OSError, EOFError, TimeoutError, TransientError, RemoteError) as error:
             logger.debug("a punched connection came to nothing: %s", error)
             connection.close()

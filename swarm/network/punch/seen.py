@@ -15,6 +15,7 @@ from swarm.core.forms import Integer, Text
 from swarm.core.ids import PeerId
 from swarm.core.record import SignedValue
 from swarm.identity.key import verify
+from swarm.network.places import caller_of
 
 MAX_HOST_CHARACTERS = 64
 FRESH_S = 60.0
@@ -76,7 +77,7 @@ class Judge:
                 believed.setdefault(word.onlooker, word.endpoint)
         if self.host not in believed and len(believed) < ENOUGH_MEMBERS:
             raise RemoteError("unseen", f"neither the host nor {ENOUGH_MEMBERS} members have seen it there", owner)
-        if len({word.host for word in words}) > 1:
+        if len({caller_of(word.host) for word in words}) > 1:
             raise RemoteError("unseen", "its onlookers differ", owner)
         endpoint = next(iter(believed.values()))
         address = _address(endpoint.host)

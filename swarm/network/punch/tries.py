@@ -14,8 +14,9 @@ PORTS = 3
 """Local ports of each side in a try at mappings that stand: each with each, so nine streams at most."""
 NEAR = 6
 """Ports dialled from one local port where mappings move."""
-TRIES = ("stands", "moves", "moves")
-"""What is supposed of the routers' mappings, try after try; one that is known to move is not tried as if it stood."""
+TRIES = {6: [(6, "stands"), (6, "stands")], 4: [(4, "stands"), (4, "moves"), (4, "moves")]}
+"""By version of IP: what is supposed of the routers' mappings, try after try. One that is known to move is not tried as
+if it stood. By IPv6 routers map nothing, they only keep out what nobody inside has called."""
 _MOST_OF_A_PEER = 20
 _MOST_OF_ALL = 240
 STRANGERS_SHARE = 4

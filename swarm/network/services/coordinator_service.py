@@ -81,7 +81,7 @@ class CoordinatorServer:
     async def start(
         cls, answers: Answers, listen: str, certificate: Certificate, limits: ServiceLimits | None = None
     ) -> "CoordinatorServer":
-        """Listen at HOST:PORT, port 0 for any. Raises SettingsError when that cannot be had."""
+        """Listen at HOST:PORT, everywhere without HOST, port 0 for any. Raises SettingsError if that cannot be had."""
         limits = limits or ServiceLimits()
         server = grpc.aio.server(
             maximum_concurrent_rpcs=limits.max_calls,
@@ -100,7 +100,7 @@ class CoordinatorServer:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         credentials = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
         try:
-            port = server.add_secure_port(listen, credentials)
+            port = server.add_secure_port(f"[::]{listen}" if listen.startswith(":") else listen, credentials)
         except RuntimeError as error:
             raise SettingsError(f"--service {listen}: cannot listen there ({error}); choose another port") from error
         await server.start()

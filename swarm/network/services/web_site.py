@@ -5,8 +5,10 @@ What it shows is in bootstrap/program/dashboard.py. A page that is open is told 
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -91,12 +93,15 @@ class WebSite:
 
     @classmethod
     async def start(cls, shown: Shown, listen: str) -> "WebSite":
-        """Listen at HOST:PORT, port 0 for any. Raises SettingsError when that cannot be had."""
+        """Listen at HOST:PORT, everywhere without HOST, port 0 for any. Raises SettingsError if that cannot be had."""
         site = cls(shown)
         host, _, port = listen.rpartition(":")
         await site._runner.setup()
         try:
-            await web.TCPSite(site._runner, host.strip("[]"), int(port)).start()
+            if host:
+                await web.TCPSite(site._runner, host.strip("[]"), int(port)).start()
+            else:
+                await web.SockSite(site._runner, _everywhere(int(port))).start()
         except (OSError, ValueError) as error:
             await site._runner.cleanup()
             raise SettingsError(f"--web {listen}: cannot listen there ({error}); choose another port") from error
@@ -214,6 +219,16 @@ class WebSite:
         finally:
             self._downloads.leave(place)
         return response
+
+
+def _everywhere(port: int) -> socket.socket:
+    """Listens at this machine's addresses, of IPv6 too if it has any. Raises OSError."""
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise
+        return socket.create_server(("0.0.0.0", port))  # noqa: S104 - what its owner asked for
 
 
 def _fixed(kind: str, body: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:

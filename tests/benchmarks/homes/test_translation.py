@@ -43,6 +43,25 @@ def test_each_kind_maps_and_lets_in_as_it_is_named(kind: Kind, lets_in: set[tupl
         assert made.into(port, source, SYN, 0.3) == (INNER if source in lets_in else None)
 
 
+def test_a_firewall_of_ipv6_maps_nothing_and_lets_in_what_was_called() -> None:
+    inner, peer = (socket.inet_pton(socket.AF_INET6, at) for at in ("2a05:77:0:1::1", "2a05:77:0:2::1"))
+    home = behind([Kind.RANDOM], OUTSIDE, seed=1, has_firewall=True)
+    out, into = ipv6_packet((inner, 4000), (peer, 5000), SYN), ipv6_packet((peer, 5000), (inner, 4000), SYN)
+    assert home.into(into, 0.0) is None
+    assert home.out(out, 0.1) == out
+    assert home.into(into, 0.2) == into
+    assert home.into(ipv6_packet((peer, 5001), (inner, 4000), SYN), 0.2) is None
+    assert home.out(ipv6_packet((inner, 4000), (peer, 5000), RST), 0.3) is not None
+    assert home.into(into, 0.4) is None
+    assert behind([Kind.RANDOM], OUTSIDE, seed=1).into(into, 0.0) == into, "without a firewall IPv6 is open"
+
+
+def ipv6_packet(source: tuple[bytes, int], to: tuple[bytes, int], flags: int) -> bytes:
+    """TCP, behind virtio's header."""
+    header = struct.pack(">IHBB", 6 << 28, 20, 6, 64) + source[0] + to[0]
+    return bytes(10) + header + struct.pack(">HHIIBBHHH", source[1], to[1], 0, 0, 5 << 4, flags, 0, 0, 0)
+
+
 def test_a_mapping_lives_as_long_as_one_of_its_sessions() -> None:
     made = router(Kind.PORT_RESTRICTED)
     port = made.out(INNER, ONLOOKER, SYN, 0.0)

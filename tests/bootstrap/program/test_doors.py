@@ -12,7 +12,7 @@ from bootstrap.directory.doors import Doors, DoorSettings, seed_addresses
 from bootstrap.program.command import beside
 from swarm.core.errors import SettingsError
 from swarm.network.directory.reachable import answering, host_and_port
-from tests.bootstrap.state.hosted import hosted
+from tests.bootstrap.state.hosted import Listening, hosted
 
 DEAD = "/ip4/127.0.0.1/tcp/1"
 
@@ -50,6 +50,8 @@ def test_public_name_comes_first_and_is_said_when_it_does_not_answer() -> None:
             said.clear()
             assert await seed_addresses([alive], "127.0.0.1", said.append) == [alive]
             assert said == []
+            six = alive.replace("/ip4/127.0.0.1/", "/ip6/::1/").replace(str(port), "2")
+            assert (await seed_addresses([six, alive], "127.0.0.1", said.append)) == [alive], "IPv6 has its own port"
             assert (await seed_addresses([alive], "2001:db8::1", said.append))[0] == f"/ip6/2001:db8::1/tcp/{port}"
 
     asyncio.run(look())
@@ -69,7 +71,26 @@ def test_doors_that_are_taken_are_named(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
+def test_doors_without_a_host_are_open_to_both_versions_of_ip(tmp_path: Path) -> None:
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            settings = DoorSettings(service=":0", web=":0")
+            inner = host.network.transport(host.run.host_key)
+            listening: Any = Listening(inner, host.doors.invite.addresses[0].partition("/p2p/")[0])
+            doors = await Doors.open(host.itself, listening, settings, print)
+            try:
+                assert doors.settings.web is not None
+                ports = [listen.rpartition(":")[2] for listen in (doors.settings.service, doors.settings.web)]
+                listened = [f"/{kind}/tcp/{port}" for kind in ("ip4/127.0.0.1", "ip6/::1") for port in ports]
+                assert set(await answering(listened)) == set(listened)
+            finally:
+                await doors.close()
+
+    asyncio.run(look())
+
+
 def test_ports_lie_beside_the_one_that_was_chosen() -> None:
     assert beside("0.0.0.0:4001", 1) == "0.0.0.0:4002"
     assert beside("[::]:4001", 2) == "[::]:4003"
     assert beside("127.0.0.1:0", 1) == "127.0.0.1:0"
+    assert beside(":4001", 3) == ":4004"

@@ -58,7 +58,7 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
         run = prepare(manifest_of(), tmp_path)
         port = own_port()
         settings = HostingSettings(
-            listen=f"/ip4/127.0.0.1/tcp/{port}",
+            listen=(f"/ip4/127.0.0.1/tcp/{port}",),
             host=HostSettings(),
             doors=DoorSettings(service=f"127.0.0.1:{port + 1}", web=f"127.0.0.1:{port + 2}"),
             report=disk / "report.json",

@@ -45,7 +45,7 @@ def test_a_host_that_may_have_any_port_has_the_same_invite_when_it_is_started_ag
                 stop.set()
 
         settings = HostingSettings(
-            listen="/ip4/127.0.0.1/tcp/0", host=HostSettings(), doors=DoorSettings(web="127.0.0.1:0")
+            listen=("/ip4/127.0.0.1/tcp/0",), host=HostSettings(), doors=DoorSettings(web="127.0.0.1:0")
         )
         run = prepare(manifest_of(), tmp_path)
         with HeldRun(run.folder.root) as held:

@@ -49,7 +49,7 @@ def test_a_seed_that_does_not_answer_has_its_cause(
 @pytest.mark.parametrize(
     ("addresses", "errors", "sees", "level", "part"),
     [
-        (["/ip4/127.0.0.1/tcp/1"], {}, ["198.51.100.7"], Level.PROBLEM, "--listen 0.0.0.0:PORT"),
+        (["/ip4/127.0.0.1/tcp/1"], {}, ["198.51.100.7"], Level.PROBLEM, "--listen :PORT"),
         (["/ip4/127.0.0.1/tcp/1"], {}, ["127.0.0.1"], Level.OK, "it runs here"),
         (["/ip4/192.168.1.4/tcp/1"], {}, ["198.51.100.7"], Level.WARNING, "forward a TCP port"),
         (["/ip4/172.17.0.1/tcp/1"], {}, [], Level.WARNING, "the bridge of containers"),

@@ -54,7 +54,7 @@ from swarm.manifest.signed_run import NOTHING_BEFORE, Amendment, Ending
 from swarm.manifest.value import settings_from_value
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import DirectOffer
-from swarm.network.directory.dial_back import DialledBack
+from swarm.network.directory.dial_back import DialBackRequest, DialledAt, DialledBack
 from swarm.network.directory.records import open_record, sign_record
 from swarm.network.punch.puncher import Asked, Port, Side
 from swarm.network.punch.seen import Seen
@@ -301,7 +301,8 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Fragment(3, 9),
         DirectOffer(bytes(16), bytes(32), 4001, None),
         _punch_question(host),
-        DialledBack("203.0.113.5", answers=True),
+        DialBackRequest((4001,), (4001,), (_seen(host),)),
+        DialledBack((DialledAt("203.0.113.5", answers=True), DialledAt("2001:db8::5", answers=False))),
         RelayOffer(peer_id=host, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
@@ -310,8 +311,12 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     ]
 
 
+def _seen(host: PeerId) -> Seen:
+    return Seen(host, host, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
+
+
 def _punch_question(host: PeerId) -> Asked:
-    seen = Seen(host, host, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
+    seen = _seen(host)
     side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, num_streams=2, took_ms=20)
     return Asked(bytes(16), near=False, side=side)
 

@@ -34,6 +34,8 @@ def test_who_holds_the_most_loses_to_itself() -> None:
         ("192.0.2.1", "192.0.3.1", False),
         ("2001:db8::1", "2001:db8::ffff:1", True),
         ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "::ffff:198.51.100.1", False),
+        ("::ffff:192.0.2.1", "192.0.2.254", True),
         (None, "no address", True),
     ],
 )
@@ -44,4 +46,5 @@ def test_a_small_network_is_taken_for_one(one: str | None, other: str | None, sa
 def test_who_has_a_network_of_ipv6_is_one_caller_and_neighbours_of_ipv4_are_two() -> None:
     assert caller_of("2001:db8::1") == caller_of("2001:db8::2") != caller_of("2001:db8:0:1::1")
     assert caller_of("5.0.0.1") != caller_of("5.0.0.2")
+    assert caller_of("::ffff:5.0.0.1") == caller_of("5.0.0.1")
     assert caller_of(None) == ""

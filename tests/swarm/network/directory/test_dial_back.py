@@ -8,8 +8,10 @@ import pytest
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.network.directory import dial_back
-from swarm.network.directory.dial_back import MAX_AT_ONCE, MAX_AT_ONCE_EACH, DialBack, DialledBack
+from swarm.network.directory.dial_back import MAX_AT_ONCE, MAX_AT_ONCE_EACH, DialBack, DialBackRequest, DialledBack
 from swarm.network.transport import Message
+
+ME = PeerId("me")
 
 
 class Addresses:
@@ -29,7 +31,7 @@ def test_callers_of_one_network_that_never_answer_leave_places_for_others(monkey
 
     async def scenario() -> None:
         control: Any = Addresses()
-        asked, request = DialBack(control), Message({"ports": [4000]})
+        asked, request = DialBack(control, ME), Message(DialBackRequest((4000,), (), ()).to_value())
         crowd = [
             asyncio.ensure_future(asked.answer(PeerId(f"5.0.0.{number}/liar"), request))
             for number in range(1, 2 * MAX_AT_ONCE)

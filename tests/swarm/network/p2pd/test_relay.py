@@ -21,6 +21,7 @@ from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer
 from swarm.identity.key import Identity
 from swarm.network.directory.dht import DHTDirectory
+from swarm.network.directory.dial_back import DIAL_BACK, DialBackRequest, DialledAt, DialledBack
 from swarm.network.loop import new_event_loop
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.p2pd.relay import Relay
@@ -84,15 +85,14 @@ def through(relay: Relay, peer: P2PTransport) -> tuple[str, ...]:
 def test_whoever_is_asked_dials_back_the_ports_it_is_told(scene: Scene) -> None:
     async def main() -> None:
         reached = await scene.open.ask_to_be_dialled(scene.host.peer_id)
-        assert (reached.host, reached.answers) == ("127.0.0.1", True)
+        assert (reached.hosts, reached.answers) == (("127.0.0.1",), True)
         assert not (await scene.hidden.ask_to_be_dialled(scene.host.peer_id)).answers
         with socket.create_server(("127.0.0.1", 0)) as taken:
             closed = taken.getsockname()[1]
-        for ports in ([closed], [0, 70000]):
-            reply = await scene.hidden.call(
-                scene.host.peer_id, "dial_back", Message({"ports": ports}), timeout_s=5, max_body_bytes=0
-            )
-            assert reply.meta["answers"] is False
+        for ports in ((closed,), (0, closed)):
+            request = Message(DialBackRequest(ports, (), ()).to_value())
+            reply = await scene.hidden.call(scene.host.peer_id, DIAL_BACK, request, timeout_s=5, max_body_bytes=0)
+            assert not DialledBack.from_value(reply.meta).answers
 
     scene.run(main())
 
@@ -104,7 +104,7 @@ def test_nobody_relays_unasked(scene: Scene) -> None:
 
 def test_hidden_peers_are_called_through_a_relay_that_counts_and_ends_what_is_too_much(scene: Scene) -> None:
     async def main() -> None:
-        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
+        relay = await Relay.start(Identity.generate(), (LISTEN,), 4 * MIB, scene.host)
         try:
             for transport in (scene.hidden, scene.other):
                 await transport.connect(relay.peer_id, relay.addresses)
@@ -129,8 +129,8 @@ def test_hidden_peers_are_called_through_a_relay_that_counts_and_ends_what_is_to
 
 def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) -> None:
     async def main() -> None:
-        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
-        scene.open.can_be_dialled = True
+        relay = await Relay.start(Identity.generate(), (LISTEN,), 4 * MIB, scene.host)
+        scene.open.dialled_back = DialledBack((DialledAt("127.0.0.1", True),))
         try:
             await scene.hidden.connect(relay.peer_id, relay.addresses)
             await scene.hidden.take_place(relay.peer_id)
@@ -141,7 +141,7 @@ def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) ->
             await call(scene.open, scene.hidden, MIB)
             assert await relay.carried_bytes() == 0
         finally:
-            scene.open.can_be_dialled = None
+            scene.open.dialled_back = None
             await relay.stop()
 
     scene.run(main())
@@ -160,7 +160,7 @@ class HiddenPeer:
     def __init__(self, scene: Scene, folder: Path, budget_bytes: int) -> None:
         self.scene = scene
         self.folder = folder
-        self.settings = RelaySettings(listen=LISTEN, budget_bytes=budget_bytes, bulk_bytes=MIB // 2)
+        self.settings = RelaySettings(listen=(LISTEN,), budget_bytes=budget_bytes, bulk_bytes=MIB // 2)
         self.told: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
@@ -225,7 +225,7 @@ def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene:
         await telling.join(host.addresses())
         volunteer = VolunteerRelay(
             tmp_path / "relay.key",
-            LISTEN,
+            (LISTEN,),
             scene.open,
             telling,
             host.peer_id,
@@ -244,7 +244,7 @@ def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene:
             return Message(RelayOffer(refusal="this host relays for nobody").to_value())
 
         host.serve(RELAY, offer, max_body_bytes=0)
-        scene.open.can_be_dialled = True
+        scene.open.dialled_back = DialledBack((DialledAt("127.0.0.1", True),))
         working = [asyncio.ensure_future(work) for work in (reach.run(), volunteer.run())]
         try:
             await until(lambda: reach.reach is Reach.RELAYED)
@@ -263,7 +263,7 @@ def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene:
             assert reach.reach is Reach.OUTBOUND
             assert 3 * MIB <= sum(carried) < 3.5 * MIB
         finally:
-            scene.open.can_be_dialled = None
+            scene.open.dialled_back = None
             for task in working:
                 task.cancel()
             await asyncio.wait(working)

@@ -39,8 +39,9 @@ def test_all_tasks_of_a_meeting_have_ended_with_it(near: bool, comes: bool, monk
         begun.append(asyncio.create_task(work))
         return begun[-1]
 
-    async def met(connection: socket.socket) -> None:
+    async def met(connection: socket.socket) -> bool:
         """It is kept."""
+        return True
 
     async def main() -> None:
         one, other = socket.socketpair()

@@ -37,7 +37,7 @@ class NowhereToDial(LocalPort):
 class SeatedPuncher(Puncher):
     """One that an onlooker has seen already."""
 
-    async def _sit_down(self, closing: ExitStack, *, near: bool) -> _Seat:
+    async def _sit_down(self, closing: ExitStack, version: int, *, near: bool) -> _Seat:
         port = NowhereToDial("127.0.0.1")
         closing.callback(port.close)
         return _Seat([port], [(seen(ME.peer_id),)])
@@ -47,9 +47,10 @@ def puncher() -> SeatedPuncher:
     members = {member.peer_id for member in MEMBERS}
     nothing: Any = None
     around = Surroundings(
-        bind_host="127.0.0.1",
+        bind_hosts={4: "127.0.0.1"},
         call=nothing,
         onlookers=nothing,
+        versions=nothing,
         judge=lambda: Judge(HOST.peer_id, members.__contains__),
         is_stranger=lambda peer: peer not in members,
         answer=nothing,
