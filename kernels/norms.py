@@ -29,8 +29,13 @@ def tree_norm(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> 
 
 def norm_of_parts(values: NDArray[np.float32], *, part_values: int, threads: Threads = ONE_THREAD) -> float:
     """`norm_of_sums` of the parts, each of `part_values` values but for the last."""
+    return norm_of_runs(_sums_of_runs(values, threads), part_values=part_values)
+
+
+def norm_of_runs(sums: NDArray[np.float64], *, part_values: int) -> float:
+    """`norm_of_parts` of values whose runs' sums of squares, in order, are these."""
     assert part_values % RUN_VALUES == 0, f"parts of {part_values} values cut runs of {RUN_VALUES}"
-    sums, runs = _sums_of_runs(values, threads), part_values // RUN_VALUES
+    runs = part_values // RUN_VALUES
     return norm_of_sums(_halving_sum(sums[start : start + runs]) for start in range(0, sums.size, runs))
 
 

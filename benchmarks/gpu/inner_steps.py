@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.stage import Case, seconds, settings_of
+from benchmarks.gpu.stage import Case, settings_of, wait_for
 from kernels.threads import Threads
 from swarm.core.settings import AveragingSettings
 from swarm.model.stage import StageModel
@@ -43,12 +43,12 @@ def inner_steps(case: Case, device: torch.device, compute_dtype: str, *, times: 
         for name, window in (("here", here), ("there", there)):
             gradient.flat.copy_(slopes)
             gradient.add_tokens(MICROBATCH_TOKENS)
-            seconds(lambda: None, device, times=1)  # the copy is done
+            wait_for(device)  # the copy is done
             began = time.perf_counter()
             gradient.close()
             window.take(gradient)
             model.weights(window.weights)
-            seconds(lambda: None, device, times=1)
+            wait_for(device)
             taken[name].append(time.perf_counter() - began)
             gradient.zero()
     on_the_host = model.link.fetch(there.weights).numpy()

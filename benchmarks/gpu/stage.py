@@ -228,15 +228,16 @@ def settings_of(model: ModelSettings, case: Case, wire: str) -> RunSettings:
 
 def seconds(run: Callable[[], None], device: torch.device, *, times: int) -> float:
     """Of one call among several."""
-    _wait(device)
+    wait_for(device)
     started = time.perf_counter()
     for _ in range(times):
         run()
-    _wait(device)
+    wait_for(device)
     return (time.perf_counter() - started) / times
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until it has computed all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

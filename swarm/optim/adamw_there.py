@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kernels import norms
 from kernels.bits import SMALLEST
 from kernels.norms import RUN_VALUES
-from swarm.core.errors import LocalError
 from swarm.core.settings import PART_VALUES
 from swarm.model.link import Link, lent
 from swarm.optim.exact import BegunStep, ExactOptimizer, StepTaken
@@ -50,10 +49,8 @@ class AdamWThere:
 
     def step(self, gradient: GradientSum, *, step: int, clip_norm: float) -> StepTaken:
         """Of the mean of that sum, which is lost. Raises LocalError, with nothing else changed, if it is not finite."""
-        if gradient.num_tokens < 1:
-            raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
         mean = gradient.flat
-        mean.div_(self._scalar(gradient.num_tokens))
+        mean.div_(self._scalar(gradient.divisor()))
         for piece in _pieces(0, mean.numel()):
             _flush(mean[piece])
         begun = self._optimizer.begin(step, self._norm(mean), clip_norm=clip_norm)
@@ -79,9 +76,7 @@ class AdamWThere:
                 low, high = squares.chunk(2, dim=1)
                 squares = low + high
             sums.append(squares.view(-1))
-        of_runs, runs = self._link.fetch(torch.cat(sums)).numpy(), PART_VALUES // RUN_VALUES
-        parts = (of_runs[start : start + runs] for start in range(0, of_runs.size, runs))
-        return norms.norm_of_sums(norms.halving_sum(part) for part in parts)
+        return norms.norm_of_runs(self._link.fetch(torch.cat(sums)).numpy(), part_values=PART_VALUES)
 
     def _take(self, begun: BegunStep, gradient: torch.Tensor, out: torch.Tensor) -> None:
         clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share = map(float, begun.scalars)
@@ -106,9 +101,9 @@ class AdamWThere:
     def _empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.float32, device=self._link.device)
 
-    def _scalar(self, number: int) -> torch.Tensor:
+    def _scalar(self, number: np.float32) -> torch.Tensor:
         """On the device: by a number of the host's CUDA multiplies its inverse instead."""
-        return torch.full((), float(np.float32(number)), dtype=torch.float32, device=self._link.device)
+        return torch.full((), float(number), dtype=torch.float32, device=self._link.device)
 
 
 def _flush(values: torch.Tensor) -> None:

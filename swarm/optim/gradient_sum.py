@@ -50,10 +50,15 @@ class GradientSum:
 
         Raises LocalError for no tokens.
         """
+        divisor = self.divisor()
+        values = self._link.fetch(self.flat[where], after=self._complete)
+        return values.numpy(), divisor
+
+    def divisor(self) -> np.float32:
+        """The tokens, by which the sum is divided for its mean. Raises LocalError for none."""
         if self.num_tokens < 1:
             raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
-        values = self._link.fetch(self.flat[where], after=self._complete)
-        return values.numpy(), np.float32(self.num_tokens)
+        return np.float32(self.num_tokens)
 
     def mean_of(self, where: slice, out: NDArray[np.float32]) -> None:
         """Those values of `take_mean`, into `out` on the host. Raises LocalError for no tokens."""

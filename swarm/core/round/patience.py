@@ -109,13 +109,18 @@ class Arrivals:
         """Whatever still comes."""
         return self._began + self.phase_s + self.waits.longest_s
 
+    @property
+    def _moment_s(self) -> float:
+        """Without bytes for so long, a transfer does not move."""
+        return min(WINDOW_S, 2 * self.phase_s)
+
     def is_moving(self, peer: PeerId, *, now: float) -> bool:
         """Whether bytes were, a moment ago."""
-        return now < self._heard.get(peer, -math.inf) + min(WINDOW_S, 2 * self.phase_s)
+        return now < self._heard.get(peer, -math.inf) + self._moment_s
 
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
-        window_s = max(self.waits.silence_s, min(WINDOW_S, 2 * self.phase_s))
+        window_s = max(self.waits.silence_s, self._moment_s)
         alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + window_s)
         limits = [alive_until, self.ends_at]
         if self._most_at is not None:

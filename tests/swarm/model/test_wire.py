@@ -17,6 +17,7 @@ from tests.pretend_device import OTHERS, PRETEND, counted
 
 HOST = link_to(torch.device("cpu"))
 on_other_devices = pytest.mark.parametrize("device", OTHERS)
+on_cuda = pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
 CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4", "int4h")
 
 
@@ -91,7 +92,7 @@ def test_a_microbatch_crosses_encoded_twice_each_way(codec: ActivationCodecName,
     assert not copies.waits, "the host waits for what it fetches, and for nothing else"
 
 
-@pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
+@on_cuda
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 def test_on_cuda_nothing_is_waited_for_but_events(codec: ActivationCodecName) -> None:
     tensors, flat = stage_of(settings_of(codec, "bf16"), 1, "cuda:0")
@@ -113,7 +114,7 @@ def test_on_cuda_nothing_is_waited_for_but_events(codec: ActivationCodecName) ->
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.skipif("cuda:0" not in OTHERS, reason="make gpu runs it")
+@on_cuda
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_on_cuda_the_same_microbatch_has_the_same_bits(dtype: str) -> None:
     tiny = TinyRun(num_stages=1, hidden_size=512, vocab_size=1000, sequence_length=1024)
