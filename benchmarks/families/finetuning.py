@@ -1,12 +1,11 @@
-"""LoRA and QLoRA in a swarm beside peft alone on the same batches; and a QLoRA peer's memory.
+"""LoRA and QLoRA on a chat file, in a swarm beside peft alone on the same conversations; and a QLoRA peer's memory.
 
 python -m benchmarks.families.finetuning --json
 """
 
 import asyncio
+import itertools
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,28 +15,25 @@ import click
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.families import qlora_peer
 from benchmarks.families.given import some_text, write_given
 from benchmarks.families.trained import trained
 from bootstrap.state.run_folder import PreparedRun, prepare_run
 from swarm.checkpoint.archive import read_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface
 from swarm.core.ids import MicrobatchId
-from swarm.core.plan import round_bytes
-from swarm.core.settings import AdapterSettings, ModelSettings
+from swarm.core.pipeline.targets import IGNORED_TARGET
 from swarm.core.state.schedule import learning_rate
-from swarm.data.batches import BatchReader, held_out_batches
+from swarm.data.batches import Batch, BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
-from swarm.disk.mapped_file import mapped
 from swarm.manifest.checkpoint import fields_from
 from swarm.manifest.file import parse_manifest
-from swarm.manifest.model import stage_num_parameters
 from swarm.manifest.text import manifest_text
-from swarm.model.adapters.base import Base, base_layout
-from swarm.model.adapters.making import as_kept, write_base
-from swarm.model.families import canonical_config_json
-from swarm.model.initial import stage_weights
-from swarm.model.stage import StageModel
+from swarm.model.adapters.base import base_layout
+from swarm.model.adapters.making import as_kept
+from verification.pipeline.headers import document_bounds
 
 RANK, LEARNING_RATE = 8, 0.01
 CONFIG = {
@@ -51,18 +47,6 @@ CONFIG = {
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
 }
-LARGE = CONFIG | {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.02,
-    "dtype": "bfloat16",
-}
-LARGE_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -86,10 +70,11 @@ def row_of(kind: str, root: Path, *, steps: int) -> Row:
     given = root / "given"
     if not given.exists():
         write_given(given, CONFIG)
-        (root / "text.txt").write_text(some_text())
+        (root / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations()))
     fields = fields_from(given, {"stages": 2})
     fields["model"].pop("preset")
-    fields["data"] |= {"text": [str(root / "text.txt")], "sequence_length": 32, "held_out_share": 0.1}
+    fields["data"] |= {"text": [str(root / "chats.jsonl")], "kind": "chat", "sequence_length": 64}
+    fields["data"] |= {"held_out_share": 0.1}
     tables: dict[str, Any] = {
         **fields,
         "adapters": {"rank": RANK, "alpha": 2.0 * RANK, "base": kind},
@@ -117,6 +102,20 @@ def row_of(kind: str, root: Path, *, steps: int) -> Row:
     return Row(start, loss, loss_of_peft, loss / loss_of_peft - 1, loss < start, is_same)
 
 
+def conversations() -> list[list[dict[str, str]]]:
+    """In each somebody has a line of source code ended, and then the next one."""
+    lines = [line.split() for line in some_text().splitlines() if len(line.split()) > 3]
+    turns = [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in lines]
+    return [
+        [
+            {"role": role, "content": said}
+            for turn in pair
+            for role, said in zip(("user", "assistant"), turn, strict=True)
+        ]
+        for pair in zip(turns[::2], turns[1::2], strict=False)
+    ]
+
+
 def _base_model(run: PreparedRun, given: Path) -> Any:
     """The checkpoint as the base has it: NF4's values, in fp32."""
     from transformers import AutoModelForCausalLM
@@ -130,7 +129,7 @@ def _base_model(run: PreparedRun, given: Path) -> Any:
 
 
 def _trained_by_peft(run: PreparedRun, model: Any, microbatches: dict[str, list[int]]) -> Any:
-    """peft and PyTorch's AdamW, on the microbatches of each of the swarm's steps, from the swarm's first adapters."""
+    """peft and PyTorch's AdamW, on the conversations of each of the swarm's steps, from the swarm's first adapters."""
     import peft
 
     settings, optimizer = run.settings, run.settings.optimizer
@@ -149,9 +148,9 @@ def _trained_by_peft(run: PreparedRun, model: Any, microbatches: dict[str, list[
     for step, numbers in sorted((int(step), numbers) for step, numbers in microbatches.items()):
         count = 0
         for number in numbers:
-            tokens_BL, targets_BL = map(torch.from_numpy, reader.batch(MicrobatchId(number)))
-            torch.autograd.backward((_loss_sum(adapted, tokens_BL, targets_BL),))
-            count += int((targets_BL >= 0).sum())
+            batch = reader.batch(MicrobatchId(number))
+            torch.autograd.backward((_loss_sum(adapted, batch),))
+            count += _num_learnt(batch)
         for value in trained_ones:
             assert value.grad is not None
             value.grad.div_(count)
@@ -161,91 +160,55 @@ def _trained_by_peft(run: PreparedRun, model: Any, microbatches: dict[str, list[
     return adapted.eval()
 
 
-def _loss_sum(model: Any, tokens_BL: torch.Tensor, targets_BL: torch.Tensor) -> torch.Tensor:
-    logits_BLV = model(input_ids=tokens_BL, use_cache=False).logits
-    return functional.cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten().clamp(min=-100), reduction="sum")
+def _loss_sum(model: Any, batch: Batch) -> torch.Tensor:
+    """Of the answers, each conversation a row of its own, padded at its end, as transformers' trainers have them."""
+    ids, labels = zip(*_conversations_of(batch), strict=True)
+    ids_DL = pad_sequence(list(ids), batch_first=True)
+    labels_DL = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED_TARGET)
+    mask_DL = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
+    logits_DLV = model(input_ids=ids_DL, attention_mask=mask_DL, use_cache=False).logits
+    return functional.cross_entropy(logits_DLV.flatten(0, 1), labels_DL.flatten(), reduction="sum")
+
+
+def _conversations_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens of each, and the token that is to follow each if it is learnt."""
+    tokens_N, targets_N = batch[0].ravel(), batch[1].ravel()
+    starts = [*range(0, tokens_N.size, batch[0].shape[1]), *document_bounds(batch[1]), tokens_N.size]
+    found = []
+    for start, stop in itertools.pairwise(sorted(set(starts))):
+        labels_L = np.where(targets_N[start:stop] >= 0, targets_N[start:stop], IGNORED_TARGET)
+        found.append((torch.from_numpy(tokens_N[start:stop]), torch.from_numpy(labels_L)))
+    return found
+
+
+def _num_learnt(batch: Batch) -> int:
+    return int((batch[1] >= 0).sum())
 
 
 def _held_out_loss(run: PreparedRun, model: Any) -> float:
-    batches = held_out_batches(
-        run.settings, TokenFile(run.data.held_out_path, run.settings.data.token_bytes), limit_tokens=4096
-    )
-    total, count = 0.0, 0
-    for tokens_BL, targets_BL in batches:
-        with torch.no_grad():
-            total += float(_loss_sum(model, torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL)))
-        count += int((targets_BL >= 0).sum())
-    return total / count
-
-
-def large_model(stages: int) -> ModelSettings:
-    """Eight layers of width 2048."""
-    layers = LARGE["num_hidden_layers"]
-    assert isinstance(layers, int)
-    cut = tuple((at * layers // stages, (at + 1) * layers // stages) for at in range(stages))
-    return ModelSettings(
-        config_json=canonical_config_json(LARGE),
-        stage_layers=cut,
-        adapters=AdapterSettings(rank=16, alpha=32.0, base="nf4"),
-    )
-
-
-def round_share() -> float:
-    """Bytes of a round of adapters over those of a round of the whole model, of eight layers of width 2048."""
-    model = large_model(2)
-    sizes = stage_num_parameters(model)
-    return sum(round_bytes("int8", size, 4) for size in sizes) / sum(round_bytes("int8", s.frozen, 4) for s in sizes)
-
-
-def peak_bytes(root: Path) -> int:
-    """Of a process that holds all eight layers of width 2048 as QLoRA does, and takes a step on a sample."""
-    path = root / "large.base"
-    write_base(large_model(1), path, 0, None)
-    command = [sys.executable, "-m", "benchmarks.families.finetuning", "--peak-of", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    path.unlink()
-    if done.returncode:
-        raise click.ClickException(done.stderr)
-    return int(done.stdout)
-
-
-def take_a_step(path: Path) -> None:
-    """On the base in that file, in this process."""
-    model = large_model(1)
-    stage = StageModel(model, 0).on(Base(base_layout(model), mapped(path)))
-    flat = stage_weights(model, 0, 0, None)
-    into, moments = torch.zeros(stage.layout.num_values), np.zeros(2 * stage.layout.num_values, np.float32)
-    tokens_BL = torch.arange(LARGE_TOKENS).unsqueeze(0)
-    _, _, saved = stage.loss(stage.weights(flat), tokens_BL, tokens_BL + 1, keep=True)
-    assert saved is not None
-    stage.loss_backward(saved, into)
-    gradient = into.numpy()
-    moments[: len(flat)], moments[len(flat) :] = gradient, gradient * gradient
-    assert float(np.linalg.norm(moments)) > 0
+    """A token that is learnt."""
+    held_out = TokenFile(run.data.held_out_path, run.settings.data.token_bytes)
+    batches = held_out_batches(run.settings, held_out, limit_tokens=4096)
+    with torch.no_grad():
+        total = sum(float(_loss_sum(model, batch)) for batch in batches)
+    return total / sum(map(_num_learnt, batches))
 
 
 @click.command()
 @click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True)
 @click.option("--smoke", is_flag=True, help="LoRA alone, four steps, no large model.")
 @click.option("--json", "as_json", is_flag=True)
-@click.option("--peak-of", type=click.Path(path_type=Path), hidden=True)
-def main(steps: int, smoke: bool, as_json: bool, peak_of: Path | None) -> None:
+def main(steps: int, smoke: bool, as_json: bool) -> None:
     """Fine-tune a small model with LoRA and QLoRA, and measure a large one's peer."""
     torch.set_num_threads(1)
-    if peak_of is not None:
-        take_a_step(peak_of)
-        # Of this program alone: getrusage has its parent's too.
-        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-        click.echo(1024 * int(line.split()[1]))
-        return
     with tempfile.TemporaryDirectory() as folder:
         kinds = ("plain",) if smoke else ("plain", "nf4")
         found: dict[str, Any] = {
             kind: asdict(row_of(kind, Path(folder), steps=4 if smoke else steps)) for kind in kinds
         }
-        found["round_share"] = round_share()
+        found["round_share"] = qlora_peer.round_share()
         if not smoke:
-            found["peak_bytes"] = peak_bytes(Path(folder))
+            found["large_peer"] = qlora_peer.measured(Path(folder))
     if as_json:
         click.echo(json.dumps(found))
         return

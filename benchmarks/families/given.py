@@ -20,17 +20,19 @@ def some_text() -> str:
     return Path(heapq.__file__).read_text()
 
 
-def write_given(folder: Path, config: dict[str, Any], *, dtype: str = "float32", seed: int = 0) -> None:
-    """Write a model of the config, in `dtype`, whose vocabulary is the tokenizer's; both by transformers alone."""
+def write_given(
+    folder: Path, config: dict[str, Any], *, dtype: str = "float32", seed: int = 0, shard_size: str = "200KB"
+) -> None:
+    """Write a model of the config, in `dtype`, with at least the tokenizer's vocabulary; both by transformers alone."""
     from transformers import GenerationConfig
 
-    vocab_size = _write_tokenizer(folder)
+    vocab_size = max(_write_tokenizer(folder), config.get("vocab_size", 0))
     special = dict(zip(("bos_token_id", "eos_token_id", "pad_token_id"), range(3), strict=True))
     config_json = canonical_config_json(whole_fields(config | special | {"vocab_size": vocab_size}))
     model = whole_model(config_json, seed).to(getattr(torch, dtype))
     model.config.dtype = dtype
     model.generation_config = GenerationConfig(**special, do_sample=True, temperature=0.6)
-    model.save_pretrained(folder, max_shard_size="200KB")
+    model.save_pretrained(folder, max_shard_size=shard_size)
 
 
 def _write_tokenizer(folder: Path) -> int:
