@@ -403,7 +403,8 @@ class VirtualSwarm:
     def _unhandled(self, context: Mapping[str, Any]) -> None:
         task = context.get("task") or context.get("future")
         owner = self._owners.get(task, _OWNER.get()) if isinstance(task, asyncio.Task) else _OWNER.get()
-        self.broke(owner, f"nobody waited for {context.get('exception')!r}")
+        what = context.get("exception") or f"{context.get('message')} {task!r}"
+        self.broke(owner, f"nobody waited for {what!r}")
 
     def _ended(self, peer: VirtualPeer, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:
