@@ -10,7 +10,6 @@ import hashlib
 import logging
 import random
 import tempfile
-import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -198,6 +197,12 @@ def owner() -> PeerId | None:
     return _OWNER.get()
 
 
+class _OwnedTask(asyncio.Task[Any]):
+    """Which knows in whose program it was begun, to its last moment."""
+
+    owner: PeerId | None
+
+
 class _Network(MemoryNetwork):
     """Whose program breaks in a call is known: the callee's."""
 
@@ -246,7 +251,6 @@ class VirtualSwarm:
         self._maker = maker
         self._lost = asyncio.Event()
         """An honest program broke: what follows shows nothing more."""
-        self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], PeerId | None] = weakref.WeakKeyDictionary()
         self.network = _Network(random.Random(0), self)
         self.run: PreparedRun
         self.host: Host
@@ -396,14 +400,15 @@ class VirtualSwarm:
             self.seen.receipts.setdefault((0, caller), set()).add(one)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **given)
-        self._owners[task] = _OWNER.get()
+        task = _OwnedTask(coro, loop=loop, **given)
+        task.owner = _OWNER.get()
         return task
 
     def _unhandled(self, context: Mapping[str, Any]) -> None:
         task = context.get("task") or context.get("future")
-        owner = self._owners.get(task, _OWNER.get()) if isinstance(task, asyncio.Task) else _OWNER.get()
-        self.broke(owner, f"nobody waited for {context.get('exception')!r}")
+        owner = task.owner if isinstance(task, _OwnedTask) else _OWNER.get()
+        what = context.get("exception") or f"{context.get('message')} {task!r}"
+        self.broke(owner, f"nobody waited for {what!r}")
 
     def _ended(self, peer: VirtualPeer, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None:

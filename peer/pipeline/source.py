@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,17 +76,20 @@ class Source:
         slots = self.settings.limits.max_in_flight
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.ensure_future(stop.wait())
+        awaited: set[asyncio.Task[Any]] = {stopping}
         try:
             while not stop.is_set():
                 permit = self.work.permit
                 free = 0 if permit.withheld else slots - len(running)
                 self.turns.want(free)
                 turning = asyncio.ensure_future(permit.changed.wait())
+                awaited = {stopping, turning}
                 if free <= 0:
-                    await asyncio.wait({*running, stopping, turning}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({*running, *awaited}, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     turn = asyncio.ensure_future(self.turns.next())
-                    await asyncio.wait({*running, stopping, turning, turn}, return_when=asyncio.FIRST_COMPLETED)
+                    awaited.add(turn)
+                    await asyncio.wait({*running, *awaited}, return_when=asyncio.FIRST_COMPLETED)
                     if turn.done():
                         running.add(asyncio.ensure_future(self._one(turn.result())))
                     else:
@@ -99,7 +103,8 @@ class Source:
                 self.in_flight = len(running)
         finally:
             self.turns.want(0)
-            stopping.cancel()
+            for task in awaited:
+                task.cancel()
             if running:
                 _, late = await asyncio.wait(running, timeout=self.settings.deadlines.drain_s)
                 for task in late:

@@ -489,11 +489,9 @@ class AveragingRound:
         if asked > self._last_asked or self._patience.due is None:
             self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
+            if proposal.result is not None:
+                self._patience.vote_on_result(self._reduction.arrivals.allowed_s(now=now), now=now)
             self._wait_for_leader(now)
-            if proposal.result is not None and self._patience.due is not None:
-                # The leader waits as long for whoever still fetches: who turned away meanwhile would begin it all anew.
-                allowed_s = self._reduction.arrivals.allowed_s(now=now)
-                self._patience.due = max(self._patience.due, now + 2 * self.facts.phase_s + allowed_s)
         return accused + out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
@@ -813,7 +811,8 @@ class AveragingRound:
             self._lead.end()
             self._owed = None
             self.parts.forget_empty()
-            self._patience.due = self._reduction.due = None
+            self._patience.turned()
+            self._reduction.due = None
         if self._turn < 0 or self.facts.leader_of(view) != self.facts.leader_of(self._promised):
             self._turn = view
         self.view = self._promised = view

@@ -33,6 +33,8 @@ class Patience:
     roster_until: float = -math.inf
     """Until when a leader is waited for whose roster is followed while parts under it are awaited, whatever is heard of
     it: counted from the first roster of its view, so that a later one buys no time."""
+    result_until: float = -math.inf
+    """Until when a leader is waited for whose result was voted for, or is to be, whatever is heard of the round."""
 
     def heard(self) -> None:
         """Of a leader that does its work."""
@@ -40,6 +42,10 @@ class Patience:
 
     def given_up(self) -> None:
         self.num_turns += 1
+
+    def turned(self) -> None:
+        """A later view begins."""
+        self.due, self.result_until = None, -math.inf
 
     @property
     def num_phases(self) -> int:
@@ -53,11 +59,17 @@ class Patience:
         """The first roster of a view is here: `silence_s` after it has come to them too, reducers say who is silent."""
         self.roster_until = now + silence_s + 2 * self.phase_s
 
+    def vote_on_result(self, allowed_s: float, *, now: float) -> None:
+        """The leader waits `allowed_s` for whoever still fetches: who turned away meanwhile would begin it all anew."""
+        self.result_until = now + 2 * self.phase_s + allowed_s
+
     def wait_for_leader(self, *, leads: bool, calm: int, parts_are_awaited: bool, now: float) -> None:
         """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
         self.wait(2 if leads else calm * self.num_phases, now=now)
         if parts_are_awaited and not leads and self.due is not None:
             self.due = max(self.due, self.roster_until)
+        if not leads and self.due is not None:
+            self.due = max(self.due, self.result_until)
 
 
 @dataclass(frozen=True, kw_only=True)

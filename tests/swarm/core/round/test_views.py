@@ -255,6 +255,9 @@ def test_nobody_turns_from_a_leader_that_waits_for_votes_as_long_as_the_run_allo
     assert has(member.on_ballot(leader.me, asked, now=0.0), SendVote)
     assert vote(leader, asked, *facts.members[1:-2]) == [], "two of seven are waited for"
     assert leader.deadline == 20.0
+    member.moved(facts.members[3], now=1.0)  # the last bytes of a part: they end no wait sooner
+    assert member._patience.due is not None
+    assert member._patience.due > leader.deadline
     while (due := member.deadline) is not None and due <= leader.deadline:
         assert member.tick(now=due) == []
     assert only(leader.tick(now=leader.deadline), SendBallot).proposal.phase == "commit"
