@@ -189,9 +189,9 @@ def measure_optimizers(bench: Bench) -> None:
     """Steps of 2^24 values."""
     gradient, first, second = (zeros_on_lines(bench.num_values, np.float32) for _ in range(3))
     np.multiply(bench.values, np.float32(0.01), out=gradient)
-    bounds, keep = np.array([0, bench.num_values]), np.array([0.999], dtype=np.float32)
+    bounds, keep, times = np.array([0, bench.num_values]), *np.array([[0.999], [1.0]], dtype=np.float32)
     scalars = np.array(SCALARS, dtype=np.float32)
-    common = (bounds, keep, scalars)
+    common = (bounds, keep, times, scalars)
     bench.measure_time(
         "adamw",
         {
@@ -201,7 +201,7 @@ def measure_optimizers(bench: Bench) -> None:
             "torch": torch_step(torch.optim.AdamW, gradient, bench, fused=True),
         },
     )
-    mixed = (bounds, keep, np.array([*SCALARS[:-1], 1e-4], dtype=np.float32))
+    mixed = (bounds, keep, times, np.array([*SCALARS[:-1], 1e-4], dtype=np.float32))
     bench.measure_time(
         "nadamw",
         {
@@ -217,7 +217,7 @@ def measure_optimizers(bench: Bench) -> None:
     seed = np.arange(4, dtype=np.uint64)
     sides: Sides = {
         "ours": lambda: int8_moments.adamw(
-            *(bench.values, gradient, signed, unsigned, scales, bench.other, bounds, keep, limited, seed),
+            *(bench.values, gradient, signed, unsigned, scales, bench.other, bounds, keep, times, limited, seed),
             threads=bench.threads,
         )
     }

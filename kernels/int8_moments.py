@@ -42,6 +42,7 @@ def adamw(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
     seed: NDArray[np.uint64],
     *,
@@ -66,6 +67,7 @@ def adamw(
             out[within],
             segments_within(bounds, start, stop),
             keep,
+            times,
             scalars,
             seed,
             block + first_block,
@@ -84,6 +86,7 @@ def _adamw(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
     seed: NDArray[np.uint64],
     first_block: int,
@@ -96,6 +99,7 @@ def _adamw(
     roots = np.zeros(BLOCK_VALUES, dtype=np.float32)
     root_bits = roots.view(np.int32)
     factors = np.zeros(BLOCK_VALUES, dtype=np.float32)
+    shares = np.zeros(BLOCK_VALUES, dtype=np.float32)
     segment = 0
     for block in range(scales.size):
         start, stop = block * BLOCK_VALUES, min((block + 1) * BLOCK_VALUES, weights.size)
@@ -105,6 +109,7 @@ def _adamw(
                 segment += 1
             until = min(stop, bounds[segment + 1])
             factors[filled - start : until - start] = keep[segment]
+            shares[filled - start : until - start] = times[segment]
             filled = until
         w, g, m, v, new = (
             weights[start:stop],
@@ -122,7 +127,7 @@ def _adamw(
             mean = flushed(((ratio * abs(ratio)) * ratio_step) * root * beta1 + slope * rest1)
             root = np.sqrt(flushed((root * root) * beta2 + (slope * slope) * rest2))
             update = (mean * moment_share + slope * gradient_share) / (root * unbias + epsilon)
-            new[i] = flushed(w[i] * factors[i] - update)
+            new[i] = flushed(w[i] * factors[i] - update * shares[i])
             means[i] = mean
             roots[i] = root
         largest_bits = np.int32(0)

@@ -1,8 +1,8 @@
 """Optimizer steps: each one pass over the values, in fp32, every operation rounded by itself.
 
-A step covers consecutive segments, `bounds[s]` to `bounds[s + 1]`, which differ in weight decay: first
-weight * keep[s], then the update. The gradient is multiplied by `clip`. Scalars come in fp32, worked out in fp64 by
-the caller. Whatever is written is +0 or at least 2^-126 in magnitude.
+A step covers consecutive segments, `bounds[s]` to `bounds[s + 1]`, which differ in weight decay and learning rate:
+first weight * keep[s], then the update * times[s]. The gradient is multiplied by `clip`. Scalars come in fp32, worked
+out in fp64 by the caller. Whatever is written is +0 or at least 2^-126 in magnitude.
 """
 
 import numpy as np
@@ -26,6 +26,7 @@ def adamw(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
     *,
     threads: Threads = ONE_THREAD,
@@ -38,7 +39,9 @@ def adamw(
 
     def work(start: int, stop: int) -> None:
         within, inner = slice(start, stop), segments_within(bounds, start, stop)
-        _adamw(weights[within], gradient[within], first[within], second[within], out[within], inner, keep, scalars)
+        _adamw(
+            weights[within], gradient[within], first[within], second[within], out[within], inner, keep, times, scalars
+        )
 
     threads.over(weights.size, work, grain=_GRAIN)
 
@@ -50,6 +53,7 @@ def sgd(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
     *,
     threads: Threads = ONE_THREAD,
@@ -58,7 +62,7 @@ def sgd(
 
     def work(start: int, stop: int) -> None:
         within, inner = slice(start, stop), segments_within(bounds, start, stop)
-        _sgd(weights[within], gradient[within], velocity[within], out[within], inner, keep, scalars)
+        _sgd(weights[within], gradient[within], velocity[within], out[within], inner, keep, times, scalars)
 
     threads.over(weights.size, work, grain=_GRAIN)
 
@@ -110,13 +114,14 @@ def _adamw(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
 ) -> None:
     clip, beta1, rest1, beta2, rest2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
     tile = np.empty(_TILE, dtype=np.float32)
     for segment in range(keep.size):
-        factor = keep[segment]
+        factor, share = keep[segment], times[segment]
         for start in range(bounds[segment], bounds[segment + 1], _TILE):
             stop = min(start + _TILE, bounds[segment + 1])
             # Slices, so that the loop counts from 0: an index that might be negative keeps it from being vectorised.
@@ -130,7 +135,7 @@ def _adamw(
                 update = (mean * moment_share + slope * gradient_share) / divisor
                 m[i] = mean
                 v[i] = square
-                new[i] = flushed(w[i] * factor - update)
+                new[i] = flushed(w[i] * factor - update * share)
             stream(new, out[start:stop])
     streamed()
 
@@ -143,17 +148,18 @@ def _sgd(
     out: NDArray[np.float32],
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
+    times: NDArray[np.float32],
     scalars: NDArray[np.float32],
 ) -> None:
     clip, momentum, rate = scalars[0], scalars[1], scalars[2]
     for segment in range(keep.size):
-        factor = keep[segment]
+        factor, share = keep[segment], times[segment]
         start, stop = bounds[segment], bounds[segment + 1]
         w, g, v, new = weights[start:stop], gradient[start:stop], velocity[start:stop], out[start:stop]
         for i in range(w.size):
             speed = flushed(v[i] * momentum + g[i] * clip)
             v[i] = speed
-            new[i] = flushed(w[i] * factor - speed * rate)
+            new[i] = flushed(w[i] * factor - (speed * rate) * share)
 
 
 @compiled

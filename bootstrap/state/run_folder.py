@@ -147,6 +147,7 @@ def prepare_run(
         base = _base(folder, manifest, say, anew=True)
         settings = freeze(manifest, data, (), _digest(base))
         check_proved(settings)
+        check_rates(settings)
         states = _initial_states(folder, settings, manifest, say)
         check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
@@ -226,6 +227,18 @@ def check_stage_sizes(settings: RunSettings) -> None:
                 f"limits.max_peers_per_stage = {wanted}: a round's result of stage {stage} with {parts} parts fits into"
                 f" a message of {MAX_META_BYTES >> 20} MiB for {most} peers at most; lower it, or cut the model into"
                 " more stages"
+            )
+
+
+def check_rates(settings: RunSettings) -> None:
+    """Raises SettingsError for a rate that no tensor has."""
+    layouts = (stage_layout(settings.model, stage) for stage in range(settings.model.num_stages))
+    names = [name for layout in layouts for name in layout.names]
+    for group in settings.optimizer.rates:
+        if not any(map(group.fits, names)):
+            words = sorted({word for name in names for word in name.split(".") if not word.isdigit()})
+            raise SettingsError(
+                f'optimizer.rates: no tensor has "{group.tensors}" in its name; it may be one of {", ".join(words)}'
             )
 
 

@@ -192,6 +192,20 @@ class BatchSettings(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateTable(Table):
+    """Tensors with a learning rate of their own."""
+
+    tensors: Annotated[str, Matching(r"[A-Za-z0-9_]{1,64}(\.[A-Za-z0-9_]{1,64}){0,7}")]
+    """What stands in their names between dots, as "embed_tokens", "layers.0" or "lora_B"."""
+    times: Annotated[float, Bounds(least=0, most=1000)]
+    """How often they have the others' rate; 0: they stay as they are."""
+
+    def fits(self, name: str) -> bool:
+        """Whether a tensor of this name is one of them."""
+        return f".{self.tensors}." in f".{name}."
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Table):
     name: Annotated[
         Literal["adamw", "muon", "sgd"],
@@ -203,6 +217,12 @@ class OptimizerSettings(Table):
         Amendable(),
         "The highest rate of the schedule, which begins with a linear warm-up.",
     ] = 1e-3
+    rates: Annotated[
+        tuple[RateTable, ...],
+        Bounds(most=32),
+        'Rates of their own, as [{tensors = "embed_tokens", times = 0.5}]: so many times learning_rate for tensors '
+        "that have this in their names, between dots; the first that fits. 0: they stay as they are.",
+    ] = ()
     beta1: Annotated[Decay, "AdamW's decay of the mean gradient."] = 0.9
     beta2: Annotated[Decay, "AdamW's decay of the mean squared gradient."] = 0.95
     epsilon: Annotated[float, Bounds(above=0, most=1), "Added to AdamW's denominator."] = 1e-8
@@ -265,6 +285,10 @@ class OptimizerSettings(Table):
         if self.name != "adamw" and self.moments == "int8":
             return 'moments = "int8" is of AdamW; set optimizer.name = "adamw" or moments = "fp32"'
         return None
+
+    def times_of(self, name: str) -> float:
+        """How often a tensor has the learning rate."""
+        return next((group.times for group in self.rates if group.fits(name)), 1.0)
 
     @property
     def moment_bytes(self) -> float:
@@ -508,6 +532,7 @@ class RunSettings(TrainingSettings):
             self.optimizer,
             name="sgd",
             learning_rate=1.0,
+            rates=(),
             momentum=0.0,
             weight_decay=0.0,
             max_norm=1e9,

@@ -182,9 +182,7 @@ def _to_value(settings: Any) -> dict[str, Value]:
     out: dict[str, Value] = {}
     for entry in fields(settings):
         value = getattr(settings, entry.name)
-        if is_dataclass(value):
-            out[entry.name] = _to_value(value)
-        elif hints[entry.name] is float:
+        if hints[entry.name] is float:
             out[entry.name] = float(value)
         else:
             out[entry.name] = _plain(value)
@@ -193,6 +191,8 @@ def _to_value(settings: Any) -> dict[str, Value]:
 
 def _plain(value: Any) -> Value:
     """Tuples as lists: what unpacking gives back."""
+    if is_dataclass(value):
+        return _to_value(value)
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 

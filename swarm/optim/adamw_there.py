@@ -80,7 +80,8 @@ class AdamWThere:
 
     def _take(self, begun: BegunStep, gradient: torch.Tensor, out: torch.Tensor) -> None:
         clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share = map(float, begun.scalars)
-        for segment, keep in zip(self._optimizer.segments, map(float, begun.keep), strict=True):
+        factors = zip(self._optimizer.segments, map(float, begun.keep), map(float, begun.times), strict=True)
+        for segment, keep, times in factors:
             for piece in _pieces(segment.start, segment.stop):
                 slope = gradient[piece].mul_(clip)
                 mean = self._first[piece].mul_(beta1).add_(slope * rest1)
@@ -91,7 +92,7 @@ class AdamWThere:
                 update = (mean * moment_share).add_(slope.mul_(gradient_share)).div_(divisor)
                 new = out[piece]
                 torch.mul(self.weights[piece], keep, out=new)
-                _flush(new.sub_(update))
+                _flush(new.sub_(update.mul_(times)))
 
     def _pairs(self, weights: Floats) -> list[tuple[torch.Tensor, Floats]]:
         """What lies there, and where it lies on the host."""

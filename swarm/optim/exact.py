@@ -59,6 +59,8 @@ class BegunStep:
     step: int
     keep: Floats
     """What each segment's weights are multiplied by first."""
+    times: Floats
+    """What each segment's update is multiplied by."""
     scalars: NDArray[np.float32]
     """As the optimizer's kernel has them."""
 
@@ -72,11 +74,13 @@ class ExactOptimizer:
         *,
         num_values: int,
         decay_ranges: tuple[tuple[int, int], ...],
+        rated_ranges: tuple[tuple[int, int, float], ...] = (),
         matrices: tuple[Matrix, ...] = (),
         window: slice | None = None,
         threads: Threads = ONE_THREAD,
     ) -> None:
         """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping.
+        `rated_ranges`: the same of those that have so many times the learning rate, and how many.
         `matrices`: those that Muon turns, all under weight decay.
 
         With a `window` of the values, which begins at a multiple of `WINDOW_GRAIN`, all vectors are of its values
@@ -102,7 +106,8 @@ class ExactOptimizer:
             if settings.correction == "nadamw":
                 self.scalars |= {"momentum_product": 1.0, "decay_power": 1.0}
         self._threads = threads
-        bounds, self._decays = _segments(decay_ranges, num_values)
+        bounds, self._decays, self._times = _segments(decay_ranges, rated_ranges, num_values)
+        self._ends = bounds[1:]
         self._bounds = optimizers.segments_within(bounds, self._window.start, self._window.stop)
 
     @property
@@ -124,6 +129,7 @@ class ExactOptimizer:
             settings,
             num_values=layout.num_values,
             decay_ranges=layout.decay_ranges,
+            rated_ranges=rated_ranges(settings, layout),
             matrices=Matrices.of(layout).places,
             window=window,
             threads=threads,
@@ -158,7 +164,7 @@ class ExactOptimizer:
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
         clip = clip_norm / norm if norm > clip_norm else 1.0
         rate = learning_rate(self.settings, step)
-        keep = np.where(self._decays, np.float32(1.0 - rate * self.settings.weight_decay), np.float32(1.0))
+        lost = rate * self.settings.weight_decay * self._times * self._decays
         if self.settings.name == "sgd":
             scalars = [clip, self.settings.momentum, rate]
         else:
@@ -168,7 +174,8 @@ class ExactOptimizer:
         if self.settings.name == "muon":
             scalars += [self.settings.muon_momentum, 1.0 - self.settings.muon_momentum]
         report = StepTaken(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
-        return BegunStep(report, step, keep, np.array(scalars, dtype=np.float32))
+        floats = (np.array(made, dtype=np.float32) for made in (1.0 - lost, self._times, scalars))
+        return BegunStep(report, step, *floats)
 
     def take(
         self,
@@ -187,24 +194,26 @@ class ExactOptimizer:
         assert where.start % WINDOW_GRAIN == 0, f"values from {where.start}"
         assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
         bounds = optimizers.segments_within(self._bounds, where.start, where.stop)
-        keep, scalars = begun.keep, begun.scalars
+        keep, times, scalars = begun.keep, begun.times, begun.scalars
         if self.settings.name == "sgd":
             velocity = self.moments["momentum"][where] if self.moments else np.zeros(size, dtype=np.float32)
-            optimizers.sgd(weights, gradient, velocity, out, bounds, keep, scalars, threads=threads)
+            optimizers.sgd(weights, gradient, velocity, out, bounds, keep, times, scalars, threads=threads)
             return
         if self.settings.name == "muon":
             self._take_with_matrices(begun, where, weights, gradient, out, threads)
             return
         first, second = self.moments["first"][where], self.moments["second"][where]
         if "second_scale" not in self.moments:
-            optimizers.adamw(weights, gradient, first, second, out, bounds, keep, scalars, threads=threads)
+            optimizers.adamw(weights, gradient, first, second, out, bounds, keep, times, scalars, threads=threads)
             return
         first_block, last_block = where.start // WINDOW_GRAIN, -(-where.stop // WINDOW_GRAIN)
         scales = self.moments["second_scale"][first_block:last_block]
         seed = np.array([begun.step, self.num_values, 0, 0], dtype=np.uint64)
         block = self._window.start // WINDOW_GRAIN + first_block
         int8_moments.adamw(
-            *(weights, gradient, first, second, scales, out, bounds, keep, scalars, seed), block=block, threads=threads
+            *(weights, gradient, first, second, scales, out, bounds, keep, times, scalars, seed),
+            block=block,
+            threads=threads,
         )
 
     def _take_with_matrices(
@@ -223,7 +232,8 @@ class ExactOptimizer:
             second = self.moments["second"][packed.start - before : packed.stop - before]
             bounds = optimizers.segments_within(self._bounds, values.start, values.stop)
             optimizers.adamw(
-                *(weights[here], gradient[here], momentum, second, out[here], bounds, begun.keep, begun.scalars),
+                *(weights[here], gradient[here], momentum, second, out[here]),
+                *(bounds, begun.keep, begun.times, begun.scalars),
                 threads=threads,
             )
 
@@ -239,10 +249,14 @@ class ExactOptimizer:
         turned = orthogonal.turned(
             blend.reshape(matrix.rows, matrix.columns), norms.tree_norm(blend, threads=threads), threads=threads
         )
-        rate = begun.report.learning_rate
+        rate = begun.report.learning_rate * self._times_at(matrix.where.start)
         keep = np.float32(1.0 - rate * self.settings.weight_decay)
         share = np.float32(rate * _MUON_LENGTH * math.sqrt(max(matrix.rows, matrix.columns)))
         optimizers.lessened(weights[where], turned.reshape(-1), blend, keep, share)
+
+    def _times_at(self, value: int) -> float:
+        """How many times the learning rate it has."""
+        return float(self._times[np.searchsorted(self._ends, value, side="right")])
 
     def norm(self, gradient: Floats) -> float:
         """`norms.norm_of_parts` of a gradient of all values."""
@@ -322,18 +336,28 @@ def extrapolated(weights_new: Floats, weights_old: Floats, out: Floats, *, threa
     optimizers.extrapolate(weights_new, weights_old, out, threads=threads)
 
 
+def rated_ranges(settings: OptimizerSettings, layout: ParameterLayout) -> tuple[tuple[int, int, float], ...]:
+    """Of a stage's tensors that have another learning rate: [start, stop), and how many times the others'."""
+    found = []
+    for name, start, size in zip(layout.names, layout.offsets, layout.sizes, strict=True):
+        times = settings.times_of(name)
+        if times != 1.0:
+            found.append((start, start + size, times))
+    return tuple(found)
+
+
 def _segments(
-    decay_ranges: tuple[tuple[int, int], ...], num_values: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Bounds of consecutive segments from 0 to num_values, and which of them decay."""
-    bounds, decays = [0], []
+    decay_ranges: tuple[tuple[int, int], ...], rated_ranges: tuple[tuple[int, int, float], ...], num_values: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64]]:
+    """Bounds of consecutive segments from 0 to num_values, which of them decay, and their times the learning rate."""
+    ranges = [*decay_ranges, *((start, stop) for start, stop, _ in rated_ranges)]
+    bounds = np.unique([0, *(bound for one in ranges for bound in one), num_values]).astype(np.int64)
+    assert bounds[0] == 0, f"ranges {ranges}"
+    assert bounds[-1] == num_values, f"ranges {ranges} of {num_values} values"
+    starts = bounds[:-1]
+    decays, times = np.zeros(starts.size, np.bool_), np.ones(starts.size)
     for start, stop in decay_ranges:
-        assert bounds[-1] <= start <= stop <= num_values, f"decay range {start}:{stop} after {bounds[-1]}"
-        for end, decay in ((start, False), (stop, True)):
-            if end > bounds[-1]:
-                bounds.append(end)
-                decays.append(decay)
-    if num_values > bounds[-1]:
-        bounds.append(num_values)
-        decays.append(False)
-    return np.array(bounds, dtype=np.int64), np.array(decays, dtype=np.bool_)
+        decays[(start <= starts) & (starts < stop)] = True
+    for start, stop, rate in rated_ranges:
+        times[(start <= starts) & (starts < stop)] = rate
+    return bounds, decays, times

@@ -173,8 +173,9 @@ def _robust(threads: Threads) -> Named:
 
 def _optimizers(threads: Threads) -> Named:
     bounds, keep = np.array([0, 10, 5_000, SIZE]), np.array([1.0, 0.999, 0.5], dtype=np.float32)
+    times = np.ones(3, np.float32)
     values = np.array([0.3, 0.9, 0.1, 0.95, 0.05, 1.7, 1e-8, 2e-3, 3e-4, 1.165], dtype=np.float32)
-    common, gradients = (bounds, keep), [wide(30 + step) * np.float32(2.0**-20) for step in range(3)]
+    common, gradients = (bounds, keep, times), [wide(30 + step) * np.float32(2.0**-20) for step in range(3)]
     fp32 = [plain(40), np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)]
     codes = [np.zeros(SIZE, np.int8), np.zeros(SIZE, np.uint8), np.zeros(int8_moments.num_blocks(SIZE), np.float32)]
     small, velocity, slow = plain(40), np.zeros(SIZE, np.float32), plain(40)

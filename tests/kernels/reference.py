@@ -136,15 +136,15 @@ def decode_int8_token(
 
 
 def adamw(
-    weights: Floats, gradient: Floats, first: Floats, second: Floats, keep: Floats, scalars: Floats
+    weights: Floats, gradient: Floats, first: Floats, second: Floats, keep: Floats, times: Floats, scalars: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """New weights, first and second moments; `keep` for each value, `scalars` as in `kernels.optimizers.adamw`."""
+    """New weights, first and second moments; `keep` and `times` for each value, the rest as in `kernels.optimizers`."""
     clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share = scalars
     slope = gradient * clip
     mean = flushed(first * beta1 + slope * rest1)
     square = flushed(second * beta2 + (slope * slope) * rest2)
     update = (mean * moment_share + slope * gradient_share) / (np.sqrt(square) * unbias + epsilon)
-    return flushed(weights * keep - update), mean, square
+    return flushed(weights * keep - update * times), mean, square
 
 
 def adamw_int8(
@@ -154,10 +154,11 @@ def adamw_int8(
     second: NDArray[np.uint8],
     scales: Floats,
     keep: Floats,
+    times: Floats,
     scalars: Floats,
     seed: NDArray[np.uint64],
 ) -> tuple[Floats, NDArray[np.int8], NDArray[np.uint8], Floats]:
-    """New weights, codes and scales; `keep` for each value, the rest as in `kernels.int8_moments.adamw`."""
+    """New weights, codes and scales; `keep` and `times` for each value, the rest as in `kernels.int8_moments.adamw`."""
     clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share, limit = scalars
     one, two, step = np.float32(1), np.float32(2), limit / np.float32(127**2)
     old_mean, old_square = decode_int8_moments(first, second, scales, limit)
@@ -165,7 +166,7 @@ def adamw_int8(
     mean = flushed(old_mean * beta1 + slope * rest1)
     roots = np.sqrt(flushed(old_square * beta2 + slope * slope * rest2))
     update = (mean * moment_share + slope * gradient_share) / (roots * unbias + epsilon)
-    out = flushed(weights * keep - update)
+    out = flushed(weights * keep - update * times)
 
     starts = range(0, weights.size, 128)
     largest = np.array([roots[start : start + 128].max() for start in starts], np.float32)
@@ -197,11 +198,13 @@ def decode_int8_moments(
     return ratios * np.abs(ratios) * (limit / np.float32(127**2)) * roots, roots * roots
 
 
-def sgd(weights: Floats, gradient: Floats, velocity: Floats, keep: Floats, scalars: Floats) -> tuple[Floats, Floats]:
+def sgd(
+    weights: Floats, gradient: Floats, velocity: Floats, keep: Floats, times: Floats, scalars: Floats
+) -> tuple[Floats, Floats]:
     """New weights and velocity."""
     clip, momentum, rate = scalars
     speed = flushed(velocity * momentum + gradient * clip)
-    return flushed(weights * keep - speed * rate), speed
+    return flushed(weights * keep - speed * rate * times), speed
 
 
 def trimmed_mean(rows_NV: Floats, num_trimmed: int) -> Floats:

@@ -21,20 +21,22 @@ class Moments:
         self.scales = np.zeros(int8_moments.num_blocks(size), np.float32)
         cuts = [0, min(17, size), min(2_000, size), size]
         self.bounds, self.keep = np.array(cuts), np.array([1.0, 0.99, 0.5], dtype=np.float32)
+        self.times = np.array([1.0, 0.3, 7.0], dtype=np.float32)
 
     def step(self, weights: Floats, gradient: Floats, step: int, scalars: Floats = SCALARS, count: int = 1) -> Floats:
         out = np.empty_like(weights)
         int8_moments.adamw(
-            *(weights, gradient, self.first, self.second, self.scales, out, self.bounds, self.keep, scalars),
+            *(weights, gradient, self.first, self.second, self.scales, out),
+            *(self.bounds, self.keep, self.times, scalars),
             np.array([step, 1, 2, 3], dtype=np.uint64),
             threads=Threads(count),
         )
         return out
 
     def expected(self, weights: Floats, gradient: Floats, step: int) -> tuple[NDArray[np.generic], ...]:
-        each = np.repeat(self.keep, np.diff(self.bounds))
+        each = [np.repeat(factors, np.diff(self.bounds)) for factors in (self.keep, self.times)]
         seed = np.array([step, 1, 2, 3], dtype=np.uint64)
-        return reference.adamw_int8(weights, gradient, self.first, self.second, self.scales, each, SCALARS, seed)
+        return reference.adamw_int8(weights, gradient, self.first, self.second, self.scales, *each, SCALARS, seed)
 
     def decoded(self) -> tuple[Floats, Floats]:
         return reference.decode_int8_moments(self.first, self.second, self.scales, SCALARS[9])
@@ -89,11 +91,11 @@ def test_moments_follow_those_in_fp32_when_gradients_are_noisy() -> None:
     moments, weights = Moments(size), np.zeros(size, np.float32)
     first, second = np.zeros(size, np.float32), np.zeros(size, np.float32)
     scale = np.resize(np.array([1.0, 0.5, 0.1, 0.05], np.float32), size)
-    keep = np.repeat(moments.keep, np.diff(moments.bounds))
+    keep, times = (np.repeat(factors, np.diff(moments.bounds)) for factors in (moments.keep, moments.times))
     for step in range(60):
         gradient = (exact_floats(f"step {step}", size) + np.float32(0.5)) * scale
         moments.step(weights, gradient, step)
-        _, first, second = reference.adamw(weights, gradient, first, second, keep, SCALARS[:9])
+        _, first, second = reference.adamw(weights, gradient, first, second, keep, times, SCALARS[:9])
     mean, square = moments.decoded()
     assert np.linalg.norm((mean - first) / scale) < 0.03 * np.linalg.norm(first / scale)
     assert np.linalg.norm((square - second) / scale**2) < 0.1 * np.linalg.norm(second / scale**2)

@@ -12,7 +12,8 @@ from tests.kernels.test_golden import exact_floats, exact_scales
 SIZE = 5_003
 BOUNDS = np.array([0, 17, 2_000, SIZE], dtype=np.int64)
 KEEP = np.array([1.0, 0.99, 0.5], dtype=np.float32)
-KEEP_EACH = np.repeat(KEEP, np.diff(BOUNDS))
+TIMES = np.array([1.0, 0.3, 7.0], dtype=np.float32)
+FACTORS = np.repeat(KEEP, np.diff(BOUNDS)), np.repeat(TIMES, np.diff(BOUNDS))
 
 
 def test_adamw_equals_the_reference_when_values_are_of_every_magnitude() -> None:
@@ -21,9 +22,9 @@ def test_adamw_equals_the_reference_when_values_are_of_every_magnitude() -> None
     gradient = exact_floats("gradient", SIZE) * exact_scales("gradient", SIZE)
     first = exact_floats("first", SIZE)
     second = exact_floats("second", SIZE) ** 2
-    new_weights, new_first, new_second = reference.adamw(weights, gradient, first, second, KEEP_EACH, scalars)
+    new_weights, new_first, new_second = reference.adamw(weights, gradient, first, second, *FACTORS, scalars)
     out = np.empty_like(weights)
-    optimizers.adamw(weights, gradient, first, second, out, BOUNDS, KEEP, scalars)
+    optimizers.adamw(weights, gradient, first, second, out, BOUNDS, KEEP, TIMES, scalars)
     assert out.tobytes() == new_weights.tobytes()
     assert first.tobytes() == new_first.tobytes()
     assert second.tobytes() == new_second.tobytes()
@@ -33,9 +34,9 @@ def test_sgd_equals_the_reference_when_values_are_of_every_magnitude() -> None:
     scalars = np.array([0.3, 0.9, 0.07], dtype=np.float32)
     weights, velocity = exact_floats("weights", SIZE), exact_floats("velocity", SIZE)
     gradient = exact_floats("gradient", SIZE) * exact_scales("gradient", SIZE)
-    new_weights, new_velocity = reference.sgd(weights, gradient, velocity, KEEP_EACH, scalars)
+    new_weights, new_velocity = reference.sgd(weights, gradient, velocity, *FACTORS, scalars)
     out = np.empty_like(weights)
-    optimizers.sgd(weights, gradient, velocity, out, BOUNDS, KEEP, scalars)
+    optimizers.sgd(weights, gradient, velocity, out, BOUNDS, KEEP, TIMES, scalars)
     assert out.tobytes() == new_weights.tobytes()
     assert velocity.tobytes() == new_velocity.tobytes()
 

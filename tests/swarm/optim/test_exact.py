@@ -1,6 +1,7 @@
 """The exact optimizer against torch's, its checks and its state; and the gradient sum that feeds it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,16 @@ from numpy.typing import NDArray
 from kernels.norms import norm_of_parts, tree_norm
 from kernels.threads import Threads
 from swarm.core.errors import LocalError
-from swarm.core.settings import PART_VALUES, OptimizerSettings
+from swarm.core.settings import PART_VALUES, OptimizerSettings, RateTable
 from swarm.core.state.schedule import learning_rate
-from swarm.optim.exact import ExactOptimizer, extrapolated
+from swarm.model.layout import ParameterLayout
+from swarm.optim.exact import ExactOptimizer, extrapolated, rated_ranges
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.matrices import Matrices, Matrix
 
 SIZE = 3_000
 DECAY_RANGES = ((100, 1_000), (1_000, 1_500), (2_900, 3_000))
+RATED_RANGES = ((50, 200, 0.0), (1_400, 2_000, 0.25), (2_950, 3_000, 4.0))
 ADAMW = OptimizerSettings(learning_rate=0.02, warmup_steps=5, total_steps=60)
 NADAMW = OptimizerSettings(correction="nadamw", learning_rate=0.02, warmup_steps=5, total_steps=60)
 SGD = OptimizerSettings(name="sgd", learning_rate=0.2, warmup_steps=5, total_steps=60)
@@ -28,8 +31,16 @@ RUNS = [*Matrices(MATRICES, SIZE).runs(slice(0, SIZE))]
 FORMATS = [ADAMW, NADAMW, SGD, MUON, replace(ADAMW, moments="int8"), replace(NADAMW, moments="int8")]
 
 
-def ours(settings: OptimizerSettings, weights: Floats, gradients: list[Floats], clip_norm: float) -> Floats:
-    optimizer = ExactOptimizer(settings, num_values=weights.size, decay_ranges=DECAY_RANGES, matrices=MATRICES)
+def ours(
+    settings: OptimizerSettings, weights: Floats, gradients: list[Floats], clip_norm: float, *, rated: bool = False
+) -> Floats:
+    optimizer = ExactOptimizer(
+        settings,
+        num_values=weights.size,
+        decay_ranges=DECAY_RANGES,
+        rated_ranges=RATED_RANGES if rated else (),
+        matrices=MATRICES,
+    )
     for step, gradient in enumerate(gradients):
         new = np.empty_like(weights)
         optimizer.step(weights, gradient, step=step, clip_norm=clip_norm, out=new)
@@ -37,18 +48,26 @@ def ours(settings: OptimizerSettings, weights: Floats, gradients: list[Floats], 
     return weights
 
 
-def theirs(settings: OptimizerSettings, weights: Floats, gradients: list[Floats], clip_norm: float) -> Floats:
-    """torch's optimizer in fp64 on two parameters, with and without weight decay; SGD's decoupled decay by hand."""
-    decays = np.zeros(weights.size, dtype=bool)
+def theirs(
+    settings: OptimizerSettings, weights: Floats, gradients: list[Floats], clip_norm: float, *, rated: bool = False
+) -> Floats:
+    """torch's optimizer in fp64, a group for each weight decay and rate; SGD's decoupled decay by hand."""
+    decays, times = np.zeros(weights.size), np.ones(weights.size)
     for start, stop in DECAY_RANGES:
-        decays[start:stop] = True
-    masks = [torch.from_numpy(decays), torch.from_numpy(~decays)]
+        decays[start:stop] = settings.weight_decay
+    for start, stop, rate in RATED_RANGES if rated else ():
+        times[start:stop] = rate
+    kinds = sorted({*zip(decays.tolist(), times.tolist(), strict=True)})
+    masks = [torch.from_numpy((decays == decay) & (times == rate)) for decay, rate in kinds]
     parameters = [torch.nn.Parameter(torch.from_numpy(weights).double()[mask]) for mask in masks]
-    decay = settings.weight_decay
-    groups = [{"params": parameters[:1], "weight_decay": decay}, {"params": parameters[1:], "weight_decay": 0.0}]
+    plain = settings.name == "sgd"
+    groups: list[dict[str, Any]] = [
+        {"params": [one], "weight_decay": 0.0 if plain else decay}
+        for one, (decay, _) in zip(parameters, kinds, strict=True)
+    ]
     betas = (settings.beta1, settings.beta2)
     if settings.name == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=settings.momentum)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=1.0, momentum=settings.momentum)
     elif settings.correction == "nadamw":
         optimizer = torch.optim.NAdam(groups, betas=betas, eps=settings.epsilon, decoupled_weight_decay=True)
     else:
@@ -56,11 +75,11 @@ def theirs(settings: OptimizerSettings, weights: Floats, gradients: list[Floats]
     for step, gradient in enumerate(gradients):
         scaled = torch.from_numpy(gradient).double()
         scaled = scaled * min(1.0, clip_norm / float(scaled.norm()))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step)
-        if settings.name == "sgd":
-            with torch.no_grad():
-                parameters[0].mul_(1 - learning_rate(settings, step) * decay)
+        for group, (decay, rate) in zip(optimizer.param_groups, kinds, strict=True):
+            group["lr"] = rate * learning_rate(settings, step)
+            if plain:
+                with torch.no_grad():
+                    group["params"][0].mul_(1 - group["lr"] * decay)
         for parameter, mask in zip(parameters, masks, strict=True):
             parameter.grad = scaled[mask]
         optimizer.step()
@@ -71,14 +90,32 @@ def theirs(settings: OptimizerSettings, weights: Floats, gradients: list[Floats]
 
 
 @pytest.mark.parametrize("settings", [ADAMW, NADAMW, SGD], ids=["adamw", "nadamw", "sgd"])
-@pytest.mark.parametrize("clip_norm", [1.0, 1e9])
-def test_weights_agree_with_torch_when_50_steps_are_taken(settings: OptimizerSettings, clip_norm: float) -> None:
+@pytest.mark.parametrize(("clip_norm", "rated"), [(1.0, False), (1e9, False), (1.0, True)])
+def test_weights_agree_with_torch_when_50_steps_are_taken(
+    settings: OptimizerSettings, clip_norm: float, rated: bool
+) -> None:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(SIZE, dtype=np.float32)
     slope = rng.standard_normal(SIZE, dtype=np.float32)
     gradients = [slope + rng.standard_normal(SIZE, dtype=np.float32) for _ in range(50)]
-    got, wanted = (run(settings, weights, gradients, clip_norm) for run in (ours, theirs))
+    got, wanted = (run(settings, weights, gradients, clip_norm, rated=rated) for run in (ours, theirs))
     assert tree_norm(got - wanted) <= 1e-5 * tree_norm(wanted - weights), "relative to how far training has moved"
+    assert not rated or (got[50:200] == weights[50:200]).all(), "no times the rate, and no decay"
+
+
+def test_a_tensors_rate_is_that_of_the_first_word_in_its_name() -> None:
+    layout = ParameterLayout.of(
+        {"a.layers.1.down": (2, 3), "a.layers.10.down": (2,), "a.lora_B.down": (4, 1), "z": (5,)}
+    )
+    rates = [("layers.1", 0.0), ("down", 3.0), ("lora", 9.0)]
+    settings = replace(ADAMW, rates=tuple(RateTable(tensors=word, times=times) for word, times in rates))
+    assert rated_ranges(settings, layout) == ((0, 6, 0.0), (6, 8, 3.0), (8, 12, 3.0))
+    weights, gradient = np.ones(17, np.float32), np.ones(17, np.float32)
+    out = np.empty_like(weights)
+    report = ExactOptimizer.of(settings, layout).step(weights, gradient, step=0, clip_norm=1e9, out=out)
+    moved = (weights - out) / report.learning_rate
+    decay = settings.weight_decay
+    assert moved == pytest.approx([0.0] * 6 + [3.0] * 2 + [3.0 * (1 + decay)] * 4 + [1.0] * 5, rel=1e-4)
 
 
 def of_torch(settings: OptimizerSettings, weights: Floats, gradients: list[Floats]) -> Floats:

@@ -9,7 +9,7 @@ import torch
 from kernels.norms import RUN_VALUES
 from swarm.averaging.encoded import Encoded
 from swarm.core.errors import LocalError
-from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RunSettings
+from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RateTable, RunSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
@@ -166,8 +166,9 @@ def test_a_gradient_that_is_not_finite_takes_no_step() -> None:
 
 
 def test_the_outer_step_is_exactly_the_weights_less_the_mean() -> None:
-    run, weights, mean = settings(), *gradients(4)[:2]
-    optimizer = ExactOptimizer(run.outer, num_values=SIZE, decay_ranges=LAYOUT.decay_ranges)
+    rated = replace(settings().optimizer, rates=(RateTable(tensors="matrix", times=0.3),))
+    run, weights, mean = replace(settings(), optimizer=rated), *gradients(4)[:2]
+    optimizer = ExactOptimizer.of(run.outer, LAYOUT)
     assert not optimizer.moments
     for version in (0, 9):
         out = np.empty_like(weights)
@@ -179,7 +180,8 @@ def test_the_outer_step_is_exactly_the_weights_less_the_mean() -> None:
 def test_on_a_device_every_bit_is_the_hosts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw_there, "PIECE_VALUES", 2 * RUN_VALUES)
     layout = ParameterLayout.of({"a.norm": (3,), "matrix": (129, 257), "norm": (17,), "z": (2, 5)})
-    run, rng, link = settings(), np.random.default_rng(3), link_to(torch.device(device))
+    rated = replace(settings().optimizer, rates=(RateTable(tensors="matrix", times=0.3),))
+    run, rng, link = replace(settings(), optimizer=rated), np.random.default_rng(3), link_to(torch.device(device))
     start = rng.standard_normal(layout.num_values, dtype=np.float32)
     carried = CarriedMoments(run, layout)
     here, there = LocalWindow(run, layout), WindowThere(run, layout, link)
