@@ -9,7 +9,14 @@ import torch
 from kernels.norms import RUN_VALUES
 from swarm.averaging.encoded import Encoded
 from swarm.core.errors import LocalError
-from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RateTable, RunSettings
+from swarm.core.settings import (
+    AveragingCodecName,
+    AveragingSettings,
+    CodecSettings,
+    OptimizerSettings,
+    RateTable,
+    RunSettings,
+)
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
