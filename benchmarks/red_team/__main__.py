@@ -1,14 +1,16 @@
 """Every attack of the kit against a whole swarm, and what it came to: `python -m benchmarks.red_team --json`.
 
 Of each attack the worst of all seeds: how many honest peers were shut out, and processes ended; the liar's share of the
-credit, and of what its neighbours saw it do, and tokens credited to it that they did not see; the held-out loss over
-that of the run where nobody lies, at its worst and at the end; after how many versions the liar was out.
+credit, and of what its neighbours saw it do, and tokens credited to it that they did not see; the share of the steps'
+tokens that was lost; the held-out loss over that of one process that nobody lies to, on the microbatches that were
+counted, at its worst and at the end; after how many versions the liar was out. The row "nobody" is of runs without a
+liar: what is left of a ratio by chance.
 
 A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, unless `--steps` says
 otherwise.
 
 `--keep FILE` keeps each run with the commit it is of, all attacks with one seed before any with the next, and goes on
-from there. Losses are held against a run of the same commit.
+from there.
 """
 
 import argparse
@@ -40,6 +42,7 @@ LAWFUL_STEPS = FROM_STEP + int(bound_99(contribution_rate(REPLICAS), REPLICAS - 
 FIRST = Setting((REPLICAS, 1), ((0, 1),), steps=LAWFUL_STEPS)
 LAST = Setting((1, REPLICAS), ((1, 1),), steps=LAWFUL_STEPS)
 ROOT = Path(__file__).parents[2]
+NOBODY = "nobody"
 LASTING = 2
 """Versions over which a ratio of losses is taken: a single one's is chance."""
 FIGURES = (
@@ -48,6 +51,7 @@ FIGURES = (
     "credit_share",
     "receipt_share",
     "unseen_tokens",
+    "lost_share",
     "worst_loss_ratio",
     "loss_ratio",
 )
@@ -74,16 +78,17 @@ def run(setting: Setting, maker: PeerMaker) -> VirtualSwarm:
     return swarm
 
 
-def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
-    """Of one run; `honest`: held-out loss by version of the same where nobody lies."""
-    seen = swarm.seen
+def figures(swarm: VirtualSwarm) -> dict[str, Any]:
+    """Of one run."""
+    seen, setting = swarm.seen, swarm.setting
     liars = {peer.peer_id for peer in swarm.peers if peer.is_liar}
-    stage = next(peer.stage for peer in swarm.peers if peer.is_liar)
+    stage = max({0, 1}, key=lambda one: setting.peers[one])
     credit = sum(tokens for peer, tokens in seen.credit.items() if peer in liars)
     of_stage = {peer.peer_id for peer in swarm.peers if peer.stage == stage}
     whole = sum(tokens for peer, tokens in seen.credit.items() if peer in of_stage)
     receipts = {peer: len(seen.receipts.get((stage, peer), ())) for peer in of_stage}
-    ratios = [seen.losses[version] / honest[version] for version in sorted(seen.losses.keys() & honest.keys())]
+    versions = sorted(seen.losses.keys() & seen.alone.keys())
+    ratios = [seen.losses[version] / seen.alone[version] for version in versions]
     smooth = [sum(ratios[at : at + LASTING]) / LASTING for at in range(FROM_STEP, len(ratios) - LASTING + 1)]
     out = _out_at(seen.events, liars)
     return {
@@ -93,8 +98,9 @@ def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
         "credit_share": credit / max(1, whole),
         "receipt_share": sum(receipts[peer] for peer in liars) / max(1, sum(receipts.values())),
         "unseen_tokens": max(0, credit - MICROBATCH_TOKENS * sum(receipts[peer] for peer in liars)),
+        "lost_share": 1 - seen.counted_tokens / (setting.steps * setting.microbatches * MICROBATCH_TOKENS),
         "worst_loss_ratio": max(smooth, default=math.nan),
-        "loss_ratio": seen.held_out / honest[max(honest)],
+        "loss_ratio": ratios[-1] if ratios else math.nan,
         "found_after_versions": None if out is None else max(0, out - FROM_STEP),
     }
 
@@ -121,22 +127,19 @@ def worst_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def setting_of(attack: Attack, *, seed: int, steps: int) -> Setting:
+def setting_of(kind: str, *, seed: int, steps: int) -> Setting:
     """The liar is of the first stage and of the last by turns, if the attack does anything in both."""
+    if kind == NOBODY:
+        return replace(FIRST if seed % 2 == 0 else LAST, seed=seed, steps=steps).honest()
+    attack = Attack(kind, FROM_STEP)
     in_first = attack.works_in(0, 2) and (seed % 2 == 0 or not attack.works_in(1, 2))
     return replace(FIRST if in_first else LAST, seed=seed, steps=steps)
 
 
-def cell(attack: Attack, setting: Setting, honest: Mapping[str, float], commit: str) -> dict[str, Any]:
-    """One run under attack, beside the losses of the one where nobody lies."""
-    losses = {int(version): loss for version, loss in honest.items()}
-    return {**figures(run(setting, KitMaker(attack)), losses), "commit": commit}
-
-
-def honest_losses(setting: Setting) -> dict[str, float]:
-    """By version, as JSON has it."""
-    losses = run(setting.honest(), PeerMaker()).seen.losses
-    return {str(version): loss for version, loss in losses.items()}
+def cell(kind: str, setting: Setting, commit: str) -> dict[str, Any]:
+    """One run under attack."""
+    maker = PeerMaker() if kind == NOBODY else KitMaker(Attack(kind, FROM_STEP))
+    return {**figures(run(setting, maker)), "commit": commit}
 
 
 def table(pieces: KeptPieces, kinds: Sequence[str], *, seeds: int, steps: int) -> dict[str, dict[str, Any]]:
@@ -145,23 +148,15 @@ def table(pieces: KeptPieces, kinds: Sequence[str], *, seeds: int, steps: int) -
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for seed in range(seeds):
         for kind in kinds:
-            attack = Attack(kind, FROM_STEP)
-            setting = setting_of(attack, seed=seed, steps=steps)
-
-            def measured(attack: Attack = attack, setting: Setting = setting) -> dict[str, Any]:
-                peers = "+".join(map(str, setting.peers))
-                name = f"nobody/{peers}/{setting.seed}/{steps}/{commit}"
-                honest = pieces.get(name, partial(honest_losses, setting))
-                return cell(attack, setting, honest, commit)
-
-            found[kind].append(pieces.get(f"{kind}/{seed}/{steps}", measured))
+            setting = setting_of(kind, seed=seed, steps=steps)
+            found[kind].append(pieces.get(f"{kind}/{seed}/{steps}", partial(cell, kind, setting, commit)))
     return {kind: worst_of(runs) for kind, runs in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     """The table, printed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.red_team", description=__doc__)
-    parser.add_argument("--attacks", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--attacks", nargs="*", choices=[NOBODY, *KINDS], default=[NOBODY, *KINDS])
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int, default=FIRST.steps)
     parser.add_argument("--keep", type=Path, help="keep runs here, and go on from them")
@@ -171,8 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     chosen = parser.parse_args(arguments)
     if chosen.smoke:
         chosen.attacks, chosen.seeds, chosen.steps = ["written_result"], 1, 6
-    total = (len(chosen.attacks) + 2) * chosen.seeds  # of each seed at most two runs where nobody lies
-    with KeptPieces(chosen.keep, total=total, stop_after_s=chosen.stop_after) as pieces:
+    with KeptPieces(chosen.keep, total=len(chosen.attacks) * chosen.seeds, stop_after_s=chosen.stop_after) as pieces:
         found = table(pieces, chosen.attacks, seeds=chosen.seeds, steps=chosen.steps)
     print(json.dumps(found, indent=2) if chosen.json else _rows(found))
     return found

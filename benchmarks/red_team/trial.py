@@ -25,10 +25,10 @@ SETTINGS: Mapping[str, Setting] = {
     "two of 8, the last stage": Setting((1, 8), ((1, 1), (1, 4))),
 }
 HONEST_LOSS: Mapping[str, float] = {
-    "one of 5, the first stage": 3.803,
-    "one of 5, the last stage": 3.802,
-    "two of 8, the first stage": 3.799,
-    "two of 8, the last stage": 3.800,
+    "one of 5, the first stage": 3.817,
+    "one of 5, the last stage": 3.814,
+    "two of 8, the first stage": 3.812,
+    "two of 8, the last stage": 3.818,
 }
 """Held-out loss of the same runs where nobody lies; `run_honestly` finds it."""
 LIFE_S = 0.1

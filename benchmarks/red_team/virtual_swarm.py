@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.red_team.mutations import SCALE
 from benchmarks.red_team.virtual_time import AtOnce, VirtualLoop, WorkInLoop, run_virtually
+from benchmarks.whole_model import WholeModel
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.run_folder import PreparedRun, prepare_run
@@ -37,7 +38,7 @@ from swarm.averaging.certified_gradient import squares_of
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
-from swarm.data.batches import held_out_batches
+from swarm.data.batches import Batch, BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
@@ -59,7 +60,6 @@ MOST_STEP_S = 12.5
 """Of virtual time, of each step on average; a run that takes longer does not go on."""
 MICROBATCH_TOKENS = 16
 """Of two samples of eight."""
-HELD_OUT_TOKENS = 512
 MAX_MESSAGE_BYTES = MAX_META_BYTES // SCALE
 """Without its body."""
 
@@ -184,6 +184,10 @@ class Seen:
     """Of each stage and version, at an honest peer; if they are kept."""
     losses: dict[int, float] = field(default_factory=dict)
     """Held-out loss of these, by version."""
+    alone: dict[int, float] = field(default_factory=dict)
+    """The same of one process that nobody lies to, on the microbatches that were counted."""
+    counted_tokens: int = 0
+    """Of these microbatches."""
     credit: dict[PeerId, int] = field(default_factory=dict)
     """Tokens in the host's books."""
 
@@ -242,7 +246,7 @@ class VirtualSwarm:
     """Runs once: `seen` is what came of it."""
 
     def __init__(self, setting: Setting, maker: PeerMaker, *, rng: random.Random, keeps_weights: bool = False) -> None:
-        """`keeps_weights`: for `losses`."""
+        """`keeps_weights`: for `losses` and `alone`."""
         self._keeps_weights = keeps_weights
         self.setting = setting
         self.rng = rng
@@ -448,6 +452,8 @@ class VirtualSwarm:
             seen.shut_out_by_peers |= {one for one in everyone if peer.daemon.standing.is_out(one)}
         seen.credit = {peer: credit.num_tokens for peer, credit in self.host.books.credit.items()}
         seen.held_out = self._held_out_loss()
+        if self._keeps_weights:
+            self._go_alone()
 
     def _held_out_loss(self) -> float:
         """What honest peers' weights come to on held-out text, without any peer's word; nan where a stage has none."""
@@ -466,13 +472,33 @@ class VirtualSwarm:
 
     def _loss_of(self, models: Sequence[StageModel], weights: Sequence[NDArray[np.float32]]) -> float:
         first, last = (model.weights(np.array(flat)) for model, flat in zip(models, weights, strict=True))
-        loss_sum, num_targets, settings = 0.0, 0, self.run.settings
-        held_out = TokenFile(self.run.data.held_out_path, settings.data.token_bytes)
-        for tokens_BL, targets_BL in held_out_batches(settings, held_out, limit_tokens=HELD_OUT_TOKENS):
-            y_BLD, _ = models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
-            loss, counted, _ = models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
-            loss_sum, num_targets = loss_sum + loss, num_targets + counted
+        ((tokens_BL, targets_BL),) = self._held_out()
+        y_BLD, _ = models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
+        loss_sum, num_targets, _ = models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
         return loss_sum / num_targets
+
+    def _held_out(self) -> list[Batch]:
+        """All held-out text, in one batch."""
+        settings = self.run.settings
+        tokens = TokenFile(self.run.data.held_out_path, settings.data.token_bytes)
+        parts = zip(*held_out_batches(settings, tokens, limit_tokens=len(tokens)), strict=True)
+        tokens_BL, targets_BL = (np.concatenate(part) for part in parts)
+        return [(tokens_BL, targets_BL)]
+
+    def _go_alone(self) -> None:
+        """Train the whole model here on what each step was made of, as the stage without liars has it certified: what
+        the swarm's losses are held against, for two runs on other data differ by more than many a lie does."""
+        settings, lying = self.run.settings, {stage for stage, _ in self.setting.liars}
+        stage = min({0, 1} - lying)
+        reader = BatchReader(settings, TokenFile(self.run.data.train_path, settings.data.token_bytes))
+        model, held_out = WholeModel(settings, [state.weights for state in self.run.states]), self._held_out()
+        for step in range(max(self.seen.losses, default=0)):
+            result = self.seen.results.get((stage, step))
+            made = result.roster.contributions if result is not None else ()
+            numbers = sorted({work.microbatch_id for one in made for work in one.work})
+            if numbers:
+                self.seen.counted_tokens += model.train_step(step, map(reader.batch, numbers)).num_tokens
+            self.seen.alone[step + 1] = model.held_out_loss(held_out)
 
 
 def _squares(steps: StageSteps, result: Result, bodies: Sequence[Any]) -> tuple[float, ...]:
