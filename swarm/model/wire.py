@@ -4,7 +4,8 @@ The bytes are those of `swarm.averaging.activations` on every device. What has n
 encoded on the host.
 """
 
-import importlib.util
+import logging
+import subprocess
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,6 +19,8 @@ from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName
 from swarm.memory.kept_buffers import BUFFERS
 from swarm.model.link import Link, put_bytes
+
+log = logging.getLogger(__name__)
 
 _LIBRARY: Any = torch.library.Library
 _OPERATORS = _LIBRARY("homeswarm", "DEF")
@@ -74,13 +77,18 @@ class Wire:
 
 @cache
 def _has_kernels(device_type: str) -> bool:
-    """CUDA's are written in Triton, which may be missing."""
+    """CUDA's are written in Triton, which may be missing, and which compiles what starts them by a C compiler."""
     if device_type != "cuda":
         return True
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from kernels.gpu import activations
+    try:
+        from kernels.gpu import activations
 
+        activations.decoded(activations.encoded(torch.zeros(1, 64, device="cuda"), "bf16")[:128], "bf16", 1, 64)
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        log.warning(
+            "activations are encoded on the CPU, for Triton does not work here (%s); `swarm doctor` tells more", error
+        )
+        return False
     _OPERATORS.impl("encoded", activations.encoded, "CUDA")
     _OPERATORS.impl("decoded", activations.decoded, "CUDA")
     return True

@@ -1,6 +1,8 @@
 """What crosses between the host and a device: the bytes of the CPU, counted, and no more than is needed."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from peer.sim.tiny_run import TinyRun
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName, CodecSettings, RunSettings
+from swarm.model import wire
 from swarm.model.link import link_to
 from swarm.model.stage import StageModel
 from swarm.model.tensor_pass import TensorPass
@@ -46,6 +49,26 @@ def test_a_device_encodes_and_decodes_the_bytes_of_the_host(
     decoded = there.decoded(body, shape)
     assert decoded.device.type == link.device.type
     assert torch.equal(link.fetch(decoded), here.decoded(body, shape))
+
+
+def test_where_triton_compiles_nothing_the_host_encodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a machine without a C compiler, where its first launch fails."""
+
+    def fails(rows_TD: torch.Tensor, codec: str) -> torch.Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    stub = SimpleNamespace(encoded=fails, decoded=fails)
+    monkeypatch.setattr("swarm.model.wire.torch.zeros", lambda *shape, device: torch.ones(shape))
+    monkeypatch.setitem(sys.modules, "kernels.gpu.activations", stub)
+    monkeypatch.setattr("kernels.gpu.activations", stub, raising=False)
+    wire._has_kernels.cache_clear()
+    try:
+        assert not wire._has_kernels("cuda")
+    finally:
+        wire._has_kernels.cache_clear()
+    assert "encoded on the CPU, for Triton does not work here (Failed to find C compiler)" in caplog.text
 
 
 @on_other_devices
