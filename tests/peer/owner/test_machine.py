@@ -13,7 +13,7 @@ def readings(monkeypatch: pytest.MonkeyPatch, *values: machine._Cpu) -> Machine:
     left = list(values)
     monkeypatch.setattr(machine, "_cpu", lambda: left.pop(0))
     monkeypatch.setattr(machine.os, "getpriority", lambda which, who: 10)
-    made = Machine(Path(), gpu=None)
+    made = Machine(Path())
     while left:
         made._look_at_cpu()
     return made

@@ -19,11 +19,13 @@ from typing import Any
 import grpc
 import pytest
 
+from peer.owner.core_share import DaemonThreads
 from peer.owner.cores import claim_cores
 from peer.owner.desk import OwnerDesk
 from peer.owner.limits import VolunteerSettings
 from peer.owner.log_lines import QUEUED_LINES, LogLines
 from peer.owner.machine import folder_bytes, parse_pmon
+from peer.owner.own_peer import OwnPeer
 from peer.owner.usage import Usage
 from peer.owner.view import show_top
 from peer.program.state_folder import HeldFolder, StateFolder
@@ -63,7 +65,9 @@ def _served(
             identity = Identity.from_seed(bytes(32))
             volunteer = VolunteerSettings(folder=state.path, threads=1)
             stop = asyncio.Event()
-            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, identity.peer_id, lines, stop)
+            threads = DaemonThreads(1)
+            peers = [OwnPeer("", identity, volunteer, state.path, threads.of[0])]
+            desk = OwnerDesk(peers, threads, state, limits, identity.peer_id, lines, stop)
             server = await serve_owner_of_daemon(desk, short)
             held.listens_at(server.path)
             assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
@@ -86,13 +90,13 @@ def test_pause_resume_and_leave_reach_the_desk(short: Path, tmp_path: Path) -> N
     async def use(client: DaemonClient, desk: OwnerDesk) -> None:
         assert (await asyncio.to_thread(client.status)).state == "starting"
         told = await asyncio.to_thread(client.pause)
-        assert desk.permit.withheld
+        assert desk.shared.permit.withheld
         await desk.look()
         told = await asyncio.to_thread(client.status)
         assert (told.state, told.reason) == ("paused", "you asked it to pause: `swarm resume` ends it")
         await asyncio.to_thread(client.resume)
         await desk.look()
-        assert not desk.permit.withheld
+        assert not desk.shared.permit.withheld
         assert (await asyncio.to_thread(client.leave)).state == "leaving"
 
     _served(short, tmp_path, use)
@@ -284,6 +288,7 @@ def test_other_programs_use_of_the_gpu_is_read() -> None:
 """
     assert parse_pmon(said, own_pid=1234) == 8.0
     assert parse_pmon(said, own_pid=1) == 45.0
+    assert parse_pmon(said + "    1        77     C     44      1      -      -    game\n", own_pid=1234) == 44.0
     assert parse_pmon("", own_pid=1) is None
 
 

@@ -35,8 +35,10 @@ def _ask(zygote: Zygote, *arguments: str) -> str:
 
 
 def status_of(zygote: Zygote, folder: Path) -> dict[str, Any]:
+    """With what is told of its one peer."""
     told: dict[str, Any] = json.loads(_ask(zygote, "status", "--json", "--dir", str(folder)))
-    return told
+    (peer,) = told["peers"]
+    return told | peer
 
 
 def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: Path) -> None:

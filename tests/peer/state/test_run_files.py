@@ -24,7 +24,9 @@ from cryptography.x509.oid import NameOID
 import peer.state.run_files
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
-from peer.state.run_files import HeldFile, RunFiles
+from peer.directory.line import Line
+from peer.state.downloads import Downloads, HeldFile
+from peer.state.run_files import RunFiles
 from swarm.cli import ExitCode, run
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
@@ -73,7 +75,7 @@ class Scene:
         self.donate(self.host)
         (folder / "peer").mkdir()
         self.own = self.network.transport(ME)
-        self.limited = LimitedTransport(self.own, upload_mbit=None, download_mbit=download_mbit)
+        self.limited = LimitedTransport(self.own, Line(download_mbit=download_mbit))
         self.donors: tuple[PeerId, ...] = ()
         self.num_lookups = 0
         self.run_files = RunFiles(
@@ -83,6 +85,7 @@ class Scene:
             limited=self.limited,
             folder=folder / "peer",
             donors=self._donors,
+            downloads=Downloads(),
         )
 
     async def _donors(self) -> Sequence[PeerId]:
@@ -168,7 +171,7 @@ def test_only_what_is_wanted_comes_and_what_is_not_needed_goes(tmp_path: Path) -
         with pytest.raises(LocalError, match=r"piece 2 of .* is not here"):
             train.folder.read(PIECE_BYTES, 2 * PIECE_BYTES + 1)
         await scene.run_files.fetch(train, [0, 2])
-        train.folder.forget([1], most=2)
+        train.folder.forget(ME.peer_id, [1], most=2)
         assert train.folder.held() == [0, 1, 2], "the others that were needed last"
         folder = tmp_path / "peer" / train.folder.name
         assert PieceFolder(folder, train.folder.pieces, 1).held() == [0, 1, 2], "an earlier process's are taken up"
