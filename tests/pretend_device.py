@@ -6,6 +6,8 @@
         ...
     assert copies.to_device == {...}
 
+There are as many of them as one names, `pretend:1` beside `pretend:0`, whose tensors do not mix either.
+
 Its tensors are the host's in a wrapper, and what is computed on it is computed by PyTorch's CPU operators on what is in
 the wrappers. Attention goes by the plain formula there, so it is also another numeric class. Every copy between it and
 the host is counted by type, and every operator that waits for the device and is not a copy.
@@ -63,9 +65,10 @@ class PretendTensor(torch.Tensor):
     """Lies on the device that is not there."""
 
     inner: torch.Tensor
+    there: torch.device
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "PretendTensor":
+    def __new__(cls, inner: torch.Tensor, device: torch.device | str) -> "PretendTensor":
         made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inner.shape,
@@ -74,8 +77,13 @@ class PretendTensor(torch.Tensor):
             dtype=inner.dtype,
             device=torch.device(PRETEND),
         )
-        made.inner = inner
+        made.inner, made.there = inner, torch.device(device)
         return made
+
+    @property
+    def device(self) -> torch.device:
+        """Which of the devices. PyTorch's autograd knows of one such device alone, and takes them all for that."""
+        return self.there
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"PretendTensor({self.inner})"
@@ -86,6 +94,9 @@ class PretendTensor(torch.Tensor):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if func is _aten._to_copy.default:
             return _moved(args[0], kwargs)
+        there = {tensor.device for tensor in tensors if isinstance(tensor, cls)}
+        if len(there) > 1:
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found {there}")
         if func is _aten.copy_.default:
             _count(
                 args[1],
@@ -99,12 +110,13 @@ class PretendTensor(torch.Tensor):
                 copies.waits[str(func)] += 1
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
+        (device,) = there
         made = func(*tree_map_only(torch.Tensor, _inner, args), **tree_map_only(torch.Tensor, _inner, kwargs))
         known = {id(tensor.inner): tensor for tensor in tensors if isinstance(tensor, cls)}
         if func is _aten.copy_.default:
             return args[0]
         return tree_map_only(
-            torch.Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else cls(tensor), made
+            torch.Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else cls(tensor, device), made
         )
 
 
@@ -116,10 +128,12 @@ def _moved(tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     """`_to_copy`: to another type, or across."""
     device = kwargs.pop("device", None)
     to_host = device is not None and device.type == "cpu"
+    if isinstance(tensor, PretendTensor) and device not in (None, tensor.device) and not to_host:
+        raise RuntimeError(f"a copy from {tensor.device} to {device}: peers on two devices share nothing there")
     _count(tensor, to_host=to_host, crosses=to_host == isinstance(tensor, PretendTensor))
     kwargs.pop("non_blocking", None)
     made: torch.Tensor = _aten._to_copy.default(_inner(tensor), **kwargs)
-    return made if to_host else PretendTensor(made)
+    return made if to_host else PretendTensor(made, device or tensor.device)
 
 
 def _count(tensor: torch.Tensor, *, to_host: bool, crosses: bool) -> None:
@@ -140,12 +154,12 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.bfloat16]
 
 
-def _empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
-    return PretendTensor(torch.empty(size, dtype=dtype))
+def _empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return PretendTensor(torch.empty(size, dtype=dtype), device)
 
 
-def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
-    return PretendTensor(torch.empty_strided(size, stride, dtype=dtype))
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return PretendTensor(torch.empty_strided(size, stride, dtype=dtype), device)
 
 
 def _rounding(name: str) -> Any:

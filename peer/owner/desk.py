@@ -13,9 +13,9 @@ from peer.owner.limits import gpu_used_bytes, used_bytes
 from peer.owner.log_lines import LogLines
 from peer.owner.machine import Machine
 from peer.owner.own_peer import OwnPeer
-from peer.owner.shared import Shared
 from peer.owner.status import Facts, limits_message, status_message
 from peer.owner.usage import Usage
+from peer.program.shared import Shared
 from peer.program.state_folder import StateFolder
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import Conduct, Decision, Guest, Reading

@@ -17,7 +17,6 @@ from peer.directory.kept_answers import KeptAnswers
 from peer.directory.limited_transport import LimitedTransport
 from peer.owner.core_share import ComputeThreads
 from peer.owner.limits import VolunteerSettings
-from peer.owner.shared import Shared
 from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread
 from peer.pipeline.memory_pressure import MemoryPressure
@@ -26,6 +25,7 @@ from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition
 from peer.program.joining import Joined, Joining, OnRun
 from peer.program.reports import Reports
+from peer.program.shared import Shared
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded

@@ -20,8 +20,8 @@ from peer.directory.limited_transport import LimitedTransport
 from peer.directory.neighbours import stage_topic
 from peer.owner.limits import VolunteerSettings
 from peer.owner.machine import folder_bytes
-from peer.owner.shared import Shared
 from peer.pipeline.compute import Urgency, WorkThread
+from peer.program.shared import Shared
 from peer.state.donors import donors_of
 from peer.state.downloads import HeldFile
 from peer.state.first_state import FirstState

@@ -47,7 +47,7 @@ def test_each_of_several_peers_is_told_of_and_the_machine_once() -> None:
     works = pb.Peer(name="GPU 0", state="working", place=place, work=pb.Work(since_last_s=3.0), device="cuda:0")
     text = shown(works, pb.Peer(name="GPU 1", state="ended", reason="this peer is banned from the run"))
     assert "GPU 0  WORKING" in text
-    assert "GPU 1  ENDED\nthis peer is banned from the run" in text
+    assert text.index("GPU 1  ENDED") < text.index("this peer is banned from the run")
     assert text.count("traffic") == 1
     assert "together" in text
     assert "together" not in shown(works)
