@@ -116,7 +116,7 @@ def measure_mbit(up: float | None, down: float | None, seconds: float) -> list[f
 
 
 def _burn(threads: int, seconds: float, pipe: Connection) -> None:
-    from peer.owner.cores import claim_cores
+    from peer.machine.cores import claim_cores
     from swarm.local.compute_pools import bound_pools
 
     claim_cores(threads)

@@ -14,7 +14,7 @@ import psutil
 from peer.doctor import diagnosis
 from peer.doctor.diagnosis import Dialled, Finding, Level
 from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, unmet_requirements
-from peer.owner.gpus import chosen_gpus, torch_cuda
+from peer.machine.gpus import chosen_gpus, torch_cuda
 from peer.program.state_folder import StateFolder
 from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId

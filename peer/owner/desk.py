@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from pathlib import Path
 
-from peer.owner.core_share import DaemonThreads
+from peer.machine.core_share import DaemonThreads
+from peer.machine.load import Machine
 from peer.owner.limits import gpu_used_bytes, used_bytes
 from peer.owner.log_lines import LogLines
-from peer.owner.machine import Machine
 from peer.owner.own_peer import OwnPeer
 from peer.owner.status import Facts, limits_message, status_message
 from peer.owner.usage import Usage

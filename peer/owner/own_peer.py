@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.owner.core_share import ComputeThreads
+from peer.machine.core_share import ComputeThreads
 from peer.owner.limits import VolunteerSettings
 from swarm.identity.key import Identity
 from swarm.network.transport import Transport

@@ -108,14 +108,14 @@ def command(
     invite, addresses = read_address(address)
     host = host_of(addresses)
     if detach:
-        from peer.owner.gpus import chosen_gpus
+        from peer.machine.gpus import chosen_gpus
         from peer.program.detached import ask_before, start_detached
 
         if not yes:
             ask_before(host, addresses, invite, stage, limits, len(chosen_gpus(limits.gpu)))
         start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
         return
-    from peer.owner.priority import giving_way
+    from peer.machine.priority import giving_way
 
     with giving_way(limits.nice):
         volunteers = [replace(volunteer, invite=invite) for volunteer in _volunteers(state, limits, stage, listen)]
@@ -154,9 +154,9 @@ def host_of(addresses: tuple[str, ...]) -> str:
 
 def _volunteers(state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str) -> "list[VolunteerSettings]":
     """Of each peer that the daemon is to have."""
-    from peer.owner.core_share import shared_out
-    from peer.owner.cores import claim_cores, usable_cores
-    from peer.owner.gpus import chosen_gpus, number_as_the_driver_does
+    from peer.machine.core_share import shared_out
+    from peer.machine.cores import claim_cores, usable_cores
+    from peer.machine.gpus import chosen_gpus, number_as_the_driver_does
     from peer.owner.limits import VolunteerSettings
     from swarm.local.compute_pools import bound_pools, pools_bound_by_owner
     from swarm.memory.allocator import return_large_blocks
@@ -228,7 +228,7 @@ async def _join(
     verbose: bool,
 ) -> None:
     """Hold the folder, answer the owner, and live."""
-    from peer.owner.core_share import DaemonThreads, SharedThreads
+    from peer.machine.core_share import DaemonThreads, SharedThreads
     from peer.owner.desk import OwnerDesk
     from peer.owner.log_lines import LogLines
     from peer.owner.own_peer import OwnPeer

@@ -15,7 +15,7 @@ from peer.audit.verdicts import Verdicts, Word, passes
 from peer.directory.host import Host
 from peer.directory.kept_answers import KeptAnswers
 from peer.directory.limited_transport import LimitedTransport
-from peer.owner.core_share import ComputeThreads
+from peer.machine.core_share import ComputeThreads
 from peer.owner.limits import VolunteerSettings
 from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread

@@ -18,8 +18,8 @@ from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.neighbours import stage_topic
+from peer.machine.load import folder_bytes
 from peer.owner.limits import VolunteerSettings
-from peer.owner.machine import folder_bytes
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.program.shared import Shared
 from peer.state.donors import donors_of

@@ -9,11 +9,11 @@ import torch
 
 from peer.doctor.looks import Examination
 from peer.doctor.probes import driver_gpus
-from peer.owner.core_share import DaemonThreads
+from peer.machine.core_share import DaemonThreads
+from peer.machine.load import Machine
 from peer.owner.desk import OwnerDesk
 from peer.owner.limits import GIB, VolunteerSettings, gpu_used_bytes
 from peer.owner.log_lines import LogLines
-from peer.owner.machine import Machine
 from peer.owner.own_peer import OwnPeer
 from peer.owner.room import Room
 from peer.program.state_folder import StateFolder

@@ -19,12 +19,12 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.owner.core_share import DaemonThreads
-from peer.owner.cores import claim_cores
+from peer.machine.core_share import DaemonThreads
+from peer.machine.cores import claim_cores
+from peer.machine.load import folder_bytes, parse_pmon
 from peer.owner.desk import OwnerDesk
 from peer.owner.limits import VolunteerSettings
 from peer.owner.log_lines import QUEUED_LINES, LogLines
-from peer.owner.machine import folder_bytes, parse_pmon
 from peer.owner.own_peer import OwnPeer
 from peer.owner.usage import Usage
 from peer.owner.view import show_top
@@ -297,7 +297,7 @@ def test_two_processes_take_different_cores(tmp_path: Path) -> None:
     for core in os.sched_getaffinity(0):
         (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
     program = (
-        "import os, pathlib, sys\nfrom peer.owner import cores\n"
+        "import os, pathlib, sys\nfrom peer.machine import cores\n"
         f"cores.CPUS = pathlib.Path({str(tmp_path)!r})\ncores.claim_cores(1)\n"
         "print(*sorted(os.sched_getaffinity(0)), flush=True)\nsys.stdin.read()"
     )

@@ -118,13 +118,13 @@ def test_of_peers_that_hold_too_much_the_last_that_came_goes_and_then_the_next(
     assert of_two.asks_to_leave(ONE)
 
 
-def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
-    """How long 400 KB there and 400 KB back take one limited peer."""
+def _seconds(upload_mbit: float | None, download_mbit: float | None, num_peers: int = 1) -> float:
+    """How long 400 KB there and 400 KB back take one limited peer, or several of one daemon together."""
 
     async def main() -> float:
         network = MemoryNetwork(random.Random(0))
-        one, other = Identity.generate(), Identity.generate()
-        limited = LimitedTransport(network.transport(one), Line(upload_mbit=upload_mbit, download_mbit=download_mbit))
+        other, line = Identity.generate(), Line(upload_mbit=upload_mbit, download_mbit=download_mbit)
+        limited = [LimitedTransport(network.transport(Identity.generate()), line) for _ in range(num_peers)]
         far = network.transport(other)
 
         async def echo(sender: PeerId, request: Message) -> Message:
@@ -132,19 +132,19 @@ def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
 
         far.serve("echo", echo, max_body_bytes=1 << 20)
         started = time.monotonic()
-        for _ in range(4):
-            request = Message({}, bytes(100_000))
-            await limited.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=1 << 20)
+        for number in range(4):
+            request, sender = Message({}, bytes(100_000)), limited[number % num_peers]
+            await sender.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=1 << 20)
         return time.monotonic() - started
 
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize(("up", "down"), [(2.0, None), (None, 2.0)])
-def test_megabits_a_second_are_kept_to(up: float | None, down: float | None) -> None:
+@pytest.mark.parametrize(("up", "down", "num_peers"), [(2.0, None, 1), (None, 2.0, 2)])
+def test_megabits_a_second_are_kept_to(up: float | None, down: float | None, num_peers: int) -> None:
     # 400 KB are 3.2 Mbit: 1.6 s at 2 Mbit/s, of which up to a second's worth may go at once.
-    assert _seconds(up, down) >= 0.55
-    assert _seconds(None, None) < 0.55
+    assert _seconds(up, down, num_peers) >= 0.55
+    assert _seconds(None, None, num_peers) < 0.55
 
 
 def test_small_calls_overtake_bulk_in_the_owners_rate_limiter() -> None:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 from kernels.threads import Threads
-from peer.owner.cores import Seat, usable_cores
-from peer.owner.machine import Machine
+from peer.machine.cores import Seat, usable_cores
+from peer.machine.load import Machine
 from swarm.core.owner.core_share import Cores, CoreShare
 
 log = logging.getLogger(__name__)

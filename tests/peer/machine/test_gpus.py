@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.owner import gpus
-from peer.owner.gpus import chosen_gpus, gpu_names
+from peer.machine import gpus
+from peer.machine.gpus import chosen_gpus, gpu_names
 from peer.owner.limits import VolunteerSettings
 from swarm.core.errors import SettingsError
 from swarm.core.owner.limits import OwnerLimits
