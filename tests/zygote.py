@@ -3,9 +3,9 @@
 Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s", "pretends",
 "cwd", "out"}`, starts a process that runs the `swarm` command line `argv` (or, after `-m`, another program) with its
 output in `log`, in a network namespace if one is named, by a wall clock that is ahead by the seconds in the file
-`clock` if one is named, and so that a microbatch takes `slow_s` longer, with two GPUs that are not there if it `pretends`; in
-the folder `cwd` and with its standard output in `out` if those are named. Lines out are `{"id", "pid"}` and `{"exited",
-"code"}`. It ends, and its children with it, when its input closes.
+`clock` if one is named, so that a microbatch takes `slow_s` longer, and with two GPUs that are not there if it
+`pretends`; in the folder `cwd` and with its standard output in `out` if those are named. Lines out are `{"id", "pid"}`
+and `{"exited", "code"}`. It ends, and its children with it, when its input closes.
 """
 
 import gc

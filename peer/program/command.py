@@ -190,12 +190,18 @@ def _volunteers(state: StateFolder, limits: OwnerLimits, stage: int | None, list
             gpu=gpu.number,
             gpu_is_default=gpu.is_default,
             computes_on=gpu.reason,
-            # The next port is the relay's, which the first of them runs.
-            listen=listen_multiaddresses(beside(listen, place + 1) if place else listen),
+            listen=listen_multiaddresses(listens_at),
             relay_listen=() if place else relay_listen,
         )
-        for place, (gpu, each) in enumerate(zip(chosen, shared_out(threads, len(chosen)), strict=True))
+        for place, (gpu, each, listens_at) in enumerate(
+            zip(chosen, shared_out(threads, len(chosen)), places(listen, len(chosen)), strict=True)
+        )
     ]
+
+
+def places(listen: str, num_peers: int) -> list[str]:
+    """Where each peer listens, as --listen has it of the first. The next port is the relay's, which that one runs."""
+    return [listen, *(beside(listen, 1 + place) for place in range(1, num_peers))]
 
 
 def _rebuilt(

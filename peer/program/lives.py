@@ -46,6 +46,8 @@ class Lives:
         self._stop = stop
         self._on_run = on_run
         self._say = say
+        self._failures: list[Exception] = []
+        """What has ended peers, in that order."""
         self._of = [
             Life(
                 desk,
@@ -64,7 +66,7 @@ class Lives:
     async def run(self) -> None:
         """Until all have ended: the run is over, they were told to stop, or by what no waiting mends.
 
-        Raises the first of the latter, in the order of the devices.
+        Raises the last of the latter: it is what there is to say of the daemon's end.
         """
         watching = asyncio.ensure_future(self._desk.watch())
         living = asyncio.gather(*map(self._live, self._desk.peers, self._of))
@@ -73,16 +75,15 @@ class Lives:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()
-            failures = [error for error in living.result() if error is not None]
+            living.result()
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        if failures:
-            raise failures[0]
+        if self._failures:
+            raise self._failures[-1]
 
-    async def _live(self, peer: OwnPeer, life: Life) -> Exception | None:
-        """What has ended the peer's life; None where it has come to its end."""
+    async def _live(self, peer: OwnPeer, life: Life) -> None:
         with spoken_by(peer.name):
             try:
                 await life.run(self._stop)
@@ -91,9 +92,9 @@ class Lives:
                 if not self._stop.is_set() and any(not other.has_ended for other in self._desk.peers):
                     log.error("this peer has ended: %s", error, exc_info=not isinstance(error, EXPECTED))
                     self._say_of(peer, f"has ended, and the others go on: {error}")
-                return error
-            self._desk.ended(peer, "it has left" if self._stop.is_set() else "the run is over")
-            return None
+                self._failures.append(error)
+            else:
+                self._desk.ended(peer, "it has left" if self._stop.is_set() else "the run is over")
 
     async def _agreed(self, signed_run: SignedRun, settings: RunSettings) -> None:
         try:

@@ -1,8 +1,8 @@
 """What a daemon has of a run's files: opened once, and fetched once, whichever of its peers needs it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,9 +28,9 @@ class HeldFile(Generic[Kept_co]):
     """What is here of a file, and where the rest may be had besides from peers and the host."""
 
     folder: Kept_co
-    mirrors: Sequence[str] = ()
-    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fetching: asyncio.Lock
     """Held by the one peer that fetches pieces of it; the others find them here then."""
+    mirrors: Sequence[str] = ()
 
 
 class Downloads:
@@ -39,13 +39,13 @@ class Downloads:
     def __init__(self, peers: Collection[PeerId] = ()) -> None:
         """`peers`: of the daemon. None of them has anything that is not here."""
         self.peers = frozenset(peers)
-        self._held: dict[Path, HeldFile[Any]] = {}
+        self._opened: dict[Path, tuple[Any, asyncio.Lock]] = {}
         self._opening = asyncio.Lock()
 
-    async def opened(self, path: Path, opens: Callable[[], Awaitable[HeldFile[File]]]) -> HeldFile[File]:
-        """The file at `path`, which the first who asks for it `opens`. Raises as that does."""
+    async def open(self, path: Path, opens: Callable[[], File], mirrors: Sequence[str]) -> HeldFile[File]:
+        """The file at `path`, which the first who asks for it `opens`, on a thread. Raises as that does."""
         async with self._opening:
-            held: HeldFile[File] | None = self._held.get(path)
-            if held is None:
-                held = self._held[path] = await opens()
-            return held
+            if path not in self._opened:
+                self._opened[path] = await asyncio.to_thread(opens), asyncio.Lock()
+            folder, fetching = self._opened[path]
+            return HeldFile(folder, fetching, mirrors)

@@ -96,12 +96,8 @@ class RunFiles:
         digest, model = self.settings.base_digest, self.settings.model
         assert digest is not None, "a run with adapters has it"
         layout, path = base_layout(model), self.folder / f"base-{digest.hex()[:16]}"
-
-        async def opens() -> HeldFile[BasePieces]:
-            pieces, mirrors = await self._pieces_of(path, digest, layout.size_bytes)
-            return HeldFile(await asyncio.to_thread(BasePieces, path, pieces), mirrors)
-
-        held = await self.downloads.opened(path, opens)
+        pieces, mirrors = await self._pieces_of(path, digest, layout.size_bytes)
+        held = await self.downloads.open(path, lambda: BasePieces(path, pieces), mirrors)
         wanted = await asyncio.to_thread(held.folder.take_up, base_tensors(model, stage))
         here = sum(index in held.folder for index in wanted)
         log.info("frozen base: %d of %d pieces are here", here, len(wanted))
@@ -116,14 +112,11 @@ class RunFiles:
     async def _open(self, label: str, digest: bytes, num_tokens: int) -> HeldFile[PieceFolder]:
         size_bytes = num_tokens * self.settings.data.token_bytes
         folder = self.folder / f"{label}-{digest.hex()[:16]}"
-
-        async def opens() -> HeldFile[PieceFolder]:
-            found, mirrors = await self._pieces_of(folder, digest, size_bytes)
-            opened = await asyncio.to_thread(PieceFolder, folder, found, self.settings.data.token_bytes)
-            log.info("%s: %d of %d pieces are here", label, len(opened.held()), len(found))
-            return HeldFile(opened, mirrors)
-
-        return await self.downloads.opened(folder, opens)
+        found, mirrors = await self._pieces_of(folder, digest, size_bytes)
+        token_bytes = self.settings.data.token_bytes
+        held = await self.downloads.open(folder, lambda: PieceFolder(folder, found, token_bytes), mirrors)
+        log.info("%s: %d of %d pieces are here", label, len(held.folder.held()), len(found))
+        return held
 
     async def _pieces_of(self, folder: Path, digest: bytes, size_bytes: int) -> tuple[PieceList, Sequence[str]]:
         """The list of a file's pieces, kept beside where they come to lie, and the file at mirrors."""
