@@ -76,7 +76,7 @@ class OwnerDesk:
     def ended(self, peer: OwnPeer, why: str) -> None:
         """The peer has gone for good; what it had of the owner's means is for the others."""
         peer.end(why)
-        self.shared.without(peer.identity.peer_id)
+        self.shared.without_one()
         self._threads.without(peer.threads)
 
     @property

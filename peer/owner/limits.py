@@ -15,11 +15,13 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class VolunteerSettings:
-    """What the owner of this machine allows; nobody else decides it."""
+    """What the owner of this machine allows one of its daemon's peers; nobody else decides it. Folder, memory, disk and
+    rates are those of all its peers together (`peer.program.shared`)."""
 
     folder: Path
-    """Identity, downloads and snapshots."""
+    """The daemon's: downloads and snapshots."""
     threads: int
+    """This peer's share of them."""
     memory_bytes: int | None = None
     """Most memory the daemon may use; None: what is free at the start."""
     upload_mbit: float | None = None

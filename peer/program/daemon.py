@@ -192,7 +192,7 @@ class PeerDaemon:
                 waiting.cancel()
             await asyncio.gather(joining, *ends, return_exceptions=True)
             self._close_last()
-            self.shared.room.leave(self.identity.peer_id)
+            self.shared.left(self.identity.peer_id)
 
     def _close_last(self) -> None:
         """Let go of what was kept of the last stage: on its way to the next a peer still shows it to auditors."""

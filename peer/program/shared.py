@@ -40,7 +40,11 @@ class Shared:
             downloads=Downloads(peers),
         )
 
-    def without(self, peer: PeerId) -> None:
-        """The peer has gone for good."""
+    def left(self, peer: PeerId) -> None:
+        """The peer's session has ended: it has no place and no files any more."""
         self.room.leave(peer)
+        self.downloads.leave(peer)
+
+    def without_one(self) -> None:
+        """One peer will never come back: its part of the line is the others'."""
         self.line.num_peers -= 1

@@ -1,6 +1,7 @@
 """What a daemon has of a run's files: opened once, and fetched once, whichever of its peers needs it."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +41,23 @@ class Downloads:
         """`peers`: of the daemon. None of them has anything that is not here."""
         self.peers = frozenset(peers)
         self._opened: dict[Path, tuple[Any, asyncio.Lock]] = {}
+        self._readers: defaultdict[Path, set[PeerId]] = defaultdict(set)
         self._opening = asyncio.Lock()
 
-    async def open(self, path: Path, opens: Callable[[], File], mirrors: Sequence[str]) -> HeldFile[File]:
-        """The file at `path`, which the first who asks for it `opens`, on a thread. Raises as that does."""
+    async def open(
+        self, path: Path, opens: Callable[[], File], mirrors: Sequence[str], reader: PeerId
+    ) -> HeldFile[File]:
+        """The file at `path`, which the first reader `opens`, on a thread. Raises as that does."""
         async with self._opening:
             if path not in self._opened:
                 self._opened[path] = await asyncio.to_thread(opens), asyncio.Lock()
+            self._readers[path].add(reader)
             folder, fetching = self._opened[path]
             return HeldFile(folder, fetching, mirrors)
+
+    def leave(self, reader: PeerId) -> None:
+        """It reads none any more. A file without readers is opened anew by the next, as what the disk then has."""
+        for path in list(self._opened):
+            self._readers[path].discard(reader)
+            if not self._readers[path]:
+                del self._opened[path], self._readers[path]

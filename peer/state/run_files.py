@@ -97,7 +97,7 @@ class RunFiles:
         assert digest is not None, "a run with adapters has it"
         layout, path = base_layout(model), self.folder / f"base-{digest.hex()[:16]}"
         pieces, mirrors = await self._pieces_of(path, digest, layout.size_bytes)
-        held = await self.downloads.open(path, lambda: BasePieces(path, pieces), mirrors)
+        held = await self.downloads.open(path, lambda: BasePieces(path, pieces), mirrors, self.transport.peer_id)
         wanted = await asyncio.to_thread(held.folder.take_up, base_tensors(model, stage))
         here = sum(index in held.folder for index in wanted)
         log.info("frozen base: %d of %d pieces are here", here, len(wanted))
@@ -114,7 +114,9 @@ class RunFiles:
         folder = self.folder / f"{label}-{digest.hex()[:16]}"
         found, mirrors = await self._pieces_of(folder, digest, size_bytes)
         token_bytes = self.settings.data.token_bytes
-        held = await self.downloads.open(folder, lambda: PieceFolder(folder, found, token_bytes), mirrors)
+        held = await self.downloads.open(
+            folder, lambda: PieceFolder(folder, found, token_bytes), mirrors, self.transport.peer_id
+        )
         log.info("%s: %d of %d pieces are here", label, len(held.folder.held()), len(found))
         return held
 

@@ -1,19 +1,20 @@
 """`swarm join --gpu all` on a machine with two GPUs, which are pretended: one daemon, one peer on each."""
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from peer.program.state_folder import StateFolder
+from swarm.core.errors import NotRunningError
 from swarm.network.identity_file import load_identity
+from swarm.network.services.daemon_client import DaemonClient, daemon_client
+from swarm.proto import daemon_pb2 as pb
 from tests.peer.owner.test_owner_processes import ask
 from tests.pretend_device import OTHERS, PRETEND
 from tests.process_swarm import ProcessSwarm, Zygote
@@ -40,24 +41,24 @@ class Machine:
         self._swarm.peers["machine"] = self._zygote.start(argv, self.log, pretends=True)
         return psutil.Process(self._swarm.peers["machine"])
 
-    def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(ask(self._zygote, "status", "--json", "--dir", str(self.folder)))
-        return told
+    def asked(self) -> contextlib.AbstractContextManager[DaemonClient]:
+        """Its daemon, as its owner's commands have it."""
+        return daemon_client(StateFolder(self.folder).running_at())
 
-    def until(self, holds: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    def until(self, holds: Callable[[Sequence[pb.Peer]], bool]) -> Sequence[pb.Peer]:
         """What is told of its peers, once this holds of it."""
-        give_up_at, peers = time.monotonic() + WITHIN_S, list[dict[str, Any]]()
+        give_up_at, peers = time.monotonic() + WITHIN_S, list[pb.Peer]()
         while time.monotonic() < give_up_at:
-            with contextlib.suppress(subprocess.CalledProcessError):  # it is only starting
-                peers = self.status()["peers"]
+            with contextlib.suppress(NotRunningError), self.asked() as client:  # it is only starting
+                peers = list(client.status().peers)
                 if holds(peers):
                     return peers
             time.sleep(0.2)
         raise AssertionError(f"not within {WITHIN_S:g} s: {peers}")
 
 
-def works(peers: list[dict[str, Any]]) -> bool:
-    return all((peer["work"] or {}).get("certified_microbatches") for peer in peers)
+def works(peers: Sequence[pb.Peer]) -> bool:
+    return all(peer.work.certified_microbatches for peer in peers)
 
 
 def test_two_gpus_train_both_stages_of_a_run_in_one_daemon(zygote: Zygote, tmp_path: Path) -> None:
@@ -66,9 +67,9 @@ def test_two_gpus_train_both_stages_of_a_run_in_one_daemon(zygote: Zygote, tmp_p
         machine = Machine(swarm, zygote)
         daemon = machine.join()
         peers = machine.until(works)
-        assert [(peer["name"], peer["device"]) for peer in peers] == [("GPU 0", "pretend:1"), ("GPU 1", "pretend:2")]
-        assert sorted(peer["place"]["stage"] for peer in peers) == [0, 1], "where the run needs them"
-        ids = [peer["peer_id"] for peer in peers]
+        assert [(peer.name, peer.device) for peer in peers] == [("GPU 0", "pretend:1"), ("GPU 1", "pretend:2")]
+        assert sorted(peer.place.stage for peer in peers) == [0, 1], "where the run needs them"
+        ids = [peer.peer_id for peer in peers]
         folders = [machine.folder, machine.folder / "gpu-1"]
         assert ids == [load_identity(folder / "identity.key").peer_id for folder in folders]
         page = ask(zygote, "status", "--dir", str(machine.folder))
@@ -76,9 +77,10 @@ def test_two_gpus_train_both_stages_of_a_run_in_one_daemon(zygote: Zygote, tmp_p
         assert "GPU 1  WORKING" in page
         assert "(GPU 1): " in machine.log.read_text(), "the log says whose a line is"
 
-        ask(zygote, "pause", "--dir", str(machine.folder))
-        assert [peer["state"] for peer in machine.status()["peers"]] == ["paused", "paused"]
-        ask(zygote, "resume", "--dir", str(machine.folder))
+        with machine.asked() as client:
+            client.pause()
+            machine.until(lambda peers: [peer.state for peer in peers] == ["paused", "paused"])
+            client.resume()
 
         started = daemon.children(recursive=True)
         assert sum(child.name() == "p2pd" for child in started) == 2
@@ -88,7 +90,7 @@ def test_two_gpus_train_both_stages_of_a_run_in_one_daemon(zygote: Zygote, tmp_p
 
         machine.join()
         again = machine.until(works)
-        assert [peer["peer_id"] for peer in again] == ids
+        assert [peer.peer_id for peer in again] == ids
         assert "left after" in ask(zygote, "leave", "--dir", str(machine.folder))
         assert zygote.exit_code(swarm.peers["machine"], timeout_s=5) == 0
         os.kill(swarm.host, signal.SIGKILL)

@@ -459,3 +459,20 @@ def test_a_piece_stays_while_any_peer_of_the_daemon_needs_it(tmp_path: Path) -> 
         assert folder.held() == [1, 3]
 
     asyncio.run(fetch())
+
+
+def test_files_that_nobody_reads_any_more_are_opened_anew_as_the_disk_has_them(tmp_path: Path) -> None:
+    async def fetch() -> None:
+        scene = Scene(tmp_path)
+        one, other = together(scene)
+        train = await scene.get()
+        same, _ = await other.open()
+        one.downloads.leave(ME.peer_id)
+        assert (await one.open())[0].folder is same.folder is train.folder
+        for reader in (ME, OTHER):
+            one.downloads.leave(reader.peer_id)
+        (tmp_path / "peer" / train.folder.name / "2").unlink()
+        again, _ = await other.open()
+        assert again.folder.held() == [0, 1, 3, 4, 5]
+
+    asyncio.run(fetch())
