@@ -1,9 +1,14 @@
 """What peers of one daemon move over their owner's line is held to its rate all together."""
 
+import random
+
 import pytest
 
+from peer.directory.limited_transport import LimitedTransport
 from peer.directory.line import Line, Meter, Taker
 from swarm.core.plan import HEADERS
+from swarm.identity.key import Identity
+from swarm.network.memory import MemoryNetwork
 
 
 class Clock:
@@ -44,3 +49,11 @@ def test_a_line_has_a_meter_each_way() -> None:
     line.set_rates(upload_mbit=None, download_mbit=16.0)
     assert line.up.takes_s(10**6) == 0.0
     assert line.down.takes_s(10**6) == pytest.approx(0.5)
+
+
+def test_a_peer_reckons_with_its_share_of_the_line() -> None:
+    line = Line(upload_mbit=8.0, num_peers=2)
+    limited = LimitedTransport(MemoryNetwork(random.Random(0)).transport(Identity.generate()), line)
+    assert limited.sends_s(10**6) == pytest.approx(2 * HEADERS)
+    line.num_peers -= 1
+    assert limited.sends_s(10**6) == pytest.approx(HEADERS)

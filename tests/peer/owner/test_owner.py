@@ -127,6 +127,7 @@ def test_what_is_relayed_counts_both_ways_and_ends_where_the_rate_is_limited(sho
         assert desk.relay_left_bytes() == 600_000
         assert desk._usage.month_bytes == 2 * 1.05 * 400_000
         await asyncio.to_thread(client.set_limit, "upload-mbit", "10")
+        assert desk.shared.line.up.takes_s(10**7) == 8.0
         assert desk.relay_left_bytes() == 0
         told = {limit.name: limit.used for limit in (await asyncio.to_thread(client.limits)).limits}
         assert told["relay-gb"] == "0.00, no more while a rate is limited"
