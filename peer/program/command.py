@@ -96,8 +96,8 @@ def command(
 ) -> None:
     """Train with the run that ADDRESS, an invite or a host's own address, leads to, until it ends or Ctrl-C.
 
-    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one. With --gpu all, or several
-    numbers, one daemon has a peer on each GPU, and the limits are those of all together.
+    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one. With --gpu all, or
+    several numbers, one daemon has a peer on each GPU, and the limits are those of all together.
 
     Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
     5 the run shut this peer out; 6 this release is too old, or too new; 130 interrupted, or not joined when asked.
