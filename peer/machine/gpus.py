@@ -28,11 +28,6 @@ class ChosenGpu:
     """The owner has not asked for it: where the stage does not fit, the CPU will do."""
     reason: str
 
-    @property
-    def name(self) -> str:
-        """For the owner."""
-        return "CPU" if self.number is None else f"GPU {self.number}"
-
 
 def chosen_gpus(wanted: str) -> tuple[ChosenGpu, ...]:
     """One for each peer, by what the owner wants, as `swarm.core.owner.limits` has it, and what is there.

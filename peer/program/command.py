@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peer.directory.known_peers import KnownPeers
+    from peer.machine.core_share import DaemonThreads
     from peer.owner.limits import VolunteerSettings
     from peer.program.daemon import PeerDaemon
     from peer.program.joining import OnRun
@@ -235,7 +236,6 @@ async def _join(
     verbose: bool,
 ) -> None:
     """Hold the folder, answer the owner, and live."""
-    from peer.machine.core_share import DaemonThreads, SharedThreads
     from peer.owner.desk import OwnerDesk
     from peer.owner.log_lines import LogLines
     from peer.owner.own_peer import OwnPeer
@@ -247,23 +247,19 @@ async def _join(
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(HeldFolder(folder)) for folder in _folders(state, volunteers)]
         click.echo("starting, and asking the run's host ...", err=True)  # on a busy machine that takes a minute
-        most, num_peers = sum(volunteer.threads for volunteer in volunteers), len(volunteers)
-        if limits.threads is None:
-            threads: DaemonThreads = SharedThreads(most, num_peers, now=time.monotonic())
-        else:
-            threads = DaemonThreads(most, num_peers)
-        peers = [
-            OwnPeer(
-                f"GPU {volunteer.gpu}" if num_peers > 1 else "",
-                load_or_create_identity(one.folder.identity),
-                volunteer,
-                one.folder.path,
-                of,
-            )
-            for one, volunteer, of in zip(held, volunteers, threads.of, strict=True)
-        ]
         lines = LogLines()
         with _logging(state, lines, verbose=verbose):
+            threads = _threads(volunteers, limits)
+            peers = [
+                OwnPeer(
+                    f"GPU {volunteer.gpu}" if len(volunteers) > 1 else "",
+                    load_or_create_identity(one.folder.identity),
+                    volunteer,
+                    one.folder.path,
+                    of,
+                )
+                for one, volunteer, of in zip(held, volunteers, threads.of, strict=True)
+            ]
             desk = OwnerDesk(peers, threads, state, limits, PeerId(host), lines, stop)
             runtime = RuntimeFolder()
             server = await serve_owner_of_daemon(desk, runtime.path)
@@ -294,6 +290,15 @@ def _folders(state: StateFolder, volunteers: "Sequence[VolunteerSettings]") -> l
     folders below it of the others."""
     further = [volunteer.gpu for volunteer in volunteers[1:]]
     return [state, *(state.of_gpu(gpu) for gpu in further if gpu is not None)]
+
+
+def _threads(volunteers: "Sequence[VolunteerSettings]", limits: OwnerLimits) -> "DaemonThreads":
+    from peer.machine.core_share import DaemonThreads, SharedThreads
+
+    most, num_peers = sum(volunteer.threads for volunteer in volunteers), len(volunteers)
+    if limits.threads is None:
+        return SharedThreads(most, num_peers, now=time.monotonic())
+    return DaemonThreads(most, num_peers)
 
 
 def _imported() -> "tuple[type[Lives], type[KnownPeers]]":
