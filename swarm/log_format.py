@@ -1,10 +1,16 @@
 """The lines of a log: what peers have said is in them, and a terminal acts on what is no letter."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TypeAlias
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s%(speaker)s: %(message)s"
+
+_speaker: ContextVar[str] = ContextVar("speaker", default="")
+"""Of several that log in this process, who does; empty where there is one."""
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -16,10 +22,22 @@ class LogFormatter(logging.Formatter):
         super().__init__(LOG_FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        speaker = _speaker.get()
+        record.speaker = f" ({speaker})" if speaker else ""
         return printable(super().formatMessage(record))
 
     def formatException(self, ei: _ExcInfo) -> str:
         return "\n".join(map(printable, super().formatException(ei).split("\n")))
+
+
+@contextlib.contextmanager
+def spoken_by(speaker: str) -> Iterator[None]:
+    """What is logged within, and by tasks and work threads begun within, names the speaker."""
+    token = _speaker.set(speaker)
+    try:
+        yield
+    finally:
+        _speaker.reset(token)
 
 
 def printable(text: str) -> str:

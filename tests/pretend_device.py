@@ -6,6 +6,9 @@
         ...
     assert copies.to_device == {...}
 
+There are as many of them as one names, such as `pretend:1` and `pretend:2`, whose tensors do not mix either. PyTorch's
+own code knows of `pretend:0` alone, and makes tensors there in the midst of an operator: those mix with any.
+
 Its tensors are the host's in a wrapper, and what is computed on it is computed by PyTorch's CPU operators on what is in
 the wrappers. Attention goes by the plain formula there, so it is also another numeric class. Every copy between it and
 the host is counted by type, and every operator that waits for the device and is not a copy.
@@ -25,7 +28,8 @@ import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-PRETEND = "pretend:0"
+DEVICE_TYPE = "pretend"
+PRETEND = f"{DEVICE_TYPE}:0"
 OTHERS = [os.environ.get("TEST_DEVICE", PRETEND)]
 """Devices to be mixed with CPUs."""
 
@@ -63,9 +67,10 @@ class PretendTensor(torch.Tensor):
     """Lies on the device that is not there."""
 
     inner: torch.Tensor
+    there: torch.device
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "PretendTensor":
+    def __new__(cls, inner: torch.Tensor, device: torch.device | str) -> "PretendTensor":
         made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inner.shape,
@@ -74,8 +79,13 @@ class PretendTensor(torch.Tensor):
             dtype=inner.dtype,
             device=torch.device(PRETEND),
         )
-        made.inner = inner
+        made.inner, made.there = inner, torch.device(device)
         return made
+
+    @property
+    def device(self) -> torch.device:
+        """As it was named."""
+        return self.there
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"PretendTensor({self.inner})"
@@ -86,6 +96,9 @@ class PretendTensor(torch.Tensor):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if func is _aten._to_copy.default:
             return _moved(args[0], kwargs)
+        there = {tensor.there for tensor in tensors if isinstance(tensor, cls)} - {torch.device(PRETEND)}
+        if len(there) > 1:
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found {there}")
         if func is _aten.copy_.default:
             _count(
                 args[1],
@@ -99,12 +112,13 @@ class PretendTensor(torch.Tensor):
                 copies.waits[str(func)] += 1
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
+        device = there.pop() if there else torch.device(PRETEND)
         made = func(*tree_map_only(torch.Tensor, _inner, args), **tree_map_only(torch.Tensor, _inner, kwargs))
         known = {id(tensor.inner): tensor for tensor in tensors if isinstance(tensor, cls)}
         if func is _aten.copy_.default:
             return args[0]
         return tree_map_only(
-            torch.Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else cls(tensor), made
+            torch.Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else cls(tensor, device), made
         )
 
 
@@ -119,7 +133,7 @@ def _moved(tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     _count(tensor, to_host=to_host, crosses=to_host == isinstance(tensor, PretendTensor))
     kwargs.pop("non_blocking", None)
     made: torch.Tensor = _aten._to_copy.default(_inner(tensor), **kwargs)
-    return made if to_host else PretendTensor(made)
+    return made if to_host else PretendTensor(made, device or tensor.device)
 
 
 def _count(tensor: torch.Tensor, *, to_host: bool, crosses: bool) -> None:
@@ -140,12 +154,12 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.bfloat16]
 
 
-def _empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
-    return PretendTensor(torch.empty(size, dtype=dtype))
+def _empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return PretendTensor(torch.empty(size, dtype=dtype), device)
 
 
-def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
-    return PretendTensor(torch.empty_strided(size, stride, dtype=dtype))
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return PretendTensor(torch.empty_strided(size, stride, dtype=dtype), device)
 
 
 def _rounding(name: str) -> Any:
@@ -164,7 +178,7 @@ def _rounding(name: str) -> Any:
 
 
 def _registered() -> list[torch.library.Library]:
-    backend_registration._setup_privateuseone_for_python_backend("pretend", backend_module=_Module())
+    backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_Module())
     fallback = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
     fallback.fallback(torch.library.fallthrough_kernel)
     autocast = torch.library.Library("aten", "IMPL", "AutocastPrivateUse1")

@@ -112,11 +112,13 @@ class Zygote:
         namespace: str | None = None,
         clock: Path | None = None,
         slow_s: float = 0.0,
+        pretends: bool = False,
         cwd: Path | None = None,
         out: Path | None = None,
     ) -> int:
         assert self._process.stdin is not None
         order = {"id": 0, "argv": argv, "log": str(log), "die": die, "namespace": namespace, "slow_s": slow_s}
+        order["pretends"] = pretends
         order |= {name: path and str(path) for name, path in (("clock", clock), ("cwd", cwd), ("out", out))}
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()

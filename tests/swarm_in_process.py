@@ -222,6 +222,10 @@ class InProcessSwarm:
         await transport.close()
         ledger.close()
 
+    def host_addresses(self) -> list[str]:
+        """Where the host listens, on a real network."""
+        return self._opened[0].addresses()
+
     def of_stage(self, stage: int) -> list[SwarmPeer]:
         """Peers of the stage that were not killed, in the order in which they were added."""
         return [peer for peer in self.peers if peer.stage == stage and not peer.killed]
@@ -390,7 +394,7 @@ class InProcessSwarm:
         transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         directory = await DHTDirectory.create(identity, transport)
         if identity is not self.run.host_key:
-            addresses = self._opened[0].addresses()
+            addresses = self.host_addresses()
             await transport.connect(self.run.host_key.peer_id, addresses)
             await directory.join(addresses)
         return transport, directory

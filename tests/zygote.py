@@ -1,11 +1,11 @@
 """Real `swarm` processes forked from one that has everything imported already: ready in no time.
 
-Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s", "cwd",
-"out"}`, starts a process that runs the `swarm` command line `argv` (or, after `-m`, another program) with its output in
-`log`, in a network namespace if one is named, by a wall clock that is ahead by the seconds in the file `clock` if one
-is named, and so that a microbatch takes `slow_s` longer; in the folder `cwd` and with its standard output in `out` if
-those are named. Lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its
-input closes.
+Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s", "pretends",
+"cwd", "out"}`, starts a process that runs the `swarm` command line `argv` (or, after `-m`, another program) with its
+output in `log`, in a network namespace if one is named, by a wall clock that is ahead by the seconds in the file
+`clock` if one is named, so that a microbatch takes `slow_s` longer, and with two GPUs that are not there if it
+`pretends`; in the folder `cwd` and with its standard output in `out` if those are named. Lines out are `{"id", "pid"}`
+and `{"exited", "code"}`. It ends, and its children with it, when its input closes.
 """
 
 import gc
@@ -101,6 +101,8 @@ def _child(order: dict[str, Any]) -> None:
             _go_by(order["clock"])
         if order["slow_s"]:
             _slow_down(order["slow_s"])
+        if order["pretends"]:
+            _pretend_gpus()
         if order["die"] is not None:
             from tests.peer.state.dying import arm
 
@@ -150,6 +152,20 @@ def _slow_down(seconds: float) -> None:
             return quick(*arguments, **options)
 
         setattr(StageModel, name, slow)
+
+
+def _pretend_gpus() -> None:
+    """The driver tells of two GPUs of much memory, and torch has devices by their numbers."""
+    import peer.machine.gpus
+    import peer.owner.desk
+    import peer.owner.room
+    from peer.owner.limits import VolunteerSettings
+    from tests.pretend_device import DEVICE_TYPE
+
+    peer.machine.gpus.gpu_names = lambda: ["Pretended X", "Pretended Y"]
+    peer.owner.room.limit_gpu = lambda gpu, limit_bytes: 1 << 34
+    peer.owner.desk.gpu_used_bytes = lambda gpu: 0
+    VolunteerSettings.devices = property(lambda volunteer: (f"{DEVICE_TYPE}:{volunteer.gpu + 1}",))
 
 
 if __name__ == "__main__":

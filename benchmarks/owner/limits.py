@@ -30,6 +30,7 @@ def _peer(namespace: str, address: str, pipe: Connection, task: dict[str, Any] |
     """One peer in its namespace: without a task it echoes; with one it moves bytes and tells the rate."""
     enter(namespace)
     from peer.directory.limited_transport import LimitedTransport
+    from peer.directory.line import Line
     from swarm.core.ids import PeerId
     from swarm.identity.key import Identity
     from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
@@ -54,7 +55,7 @@ def _peer(namespace: str, address: str, pipe: Connection, task: dict[str, Any] |
                 return
             other, addresses = pipe.recv()
             await transport.connect(PeerId(other), addresses)
-            limited = LimitedTransport(transport, upload_mbit=task["up"], download_mbit=task["down"])
+            limited = LimitedTransport(transport, Line(upload_mbit=task["up"], download_mbit=task["down"]))
 
             async def move() -> None:
                 while True:
@@ -115,7 +116,7 @@ def measure_mbit(up: float | None, down: float | None, seconds: float) -> list[f
 
 
 def _burn(threads: int, seconds: float, pipe: Connection) -> None:
-    from peer.owner.cores import claim_cores
+    from peer.machine.cores import claim_cores
     from swarm.local.compute_pools import bound_pools
 
     claim_cores(threads)

@@ -36,7 +36,7 @@ if "calls" in sys.argv:
 from benchmarks.round.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
 from benchmarks.round.drawn_papers import Neighbours, papers_of, work_of  # noqa: E402
 from benchmarks.round.orders import Fields, answer, next_order  # noqa: E402
-from peer.owner.core_share import ComputeThreads  # noqa: E402
+from peer.machine.core_share import ComputeThreads  # noqa: E402
 from peer.pipeline.compute import Urgency, WorkThread  # noqa: E402
 from peer.pipeline.screens import KnownStanding, Screens  # noqa: E402
 from peer.round.reductions import ReductionStore  # noqa: E402

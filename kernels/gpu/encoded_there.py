@@ -211,7 +211,9 @@ def _launch(
     """As many programs as `valid` has places."""
     if valid.numel():
         launched: Any = kernel
-        launched[(valid.numel(),)](*arguments, valid, num_values, **sizes, enable_fp_fusion=False)
+        gpu_of: Any = torch.cuda.device_of
+        with gpu_of(valid):  # Triton launches on the thread's present GPU, wherever the tensors lie
+            launched[(valid.numel(),)](*arguments, valid, num_values, **sizes, enable_fp_fusion=False)
 
 
 def _flags(num_programs: int, device: torch.device) -> torch.Tensor:

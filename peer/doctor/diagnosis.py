@@ -166,7 +166,7 @@ def identity(peer_id: str, *, runs_here: bool, answers_elsewhere: bool | None) -
 
 
 def room(what: str, free_bytes: int, limit_bytes: int | None, needed_bytes: int | None, option: str) -> Finding:
-    """Of memory or disk; `needed_bytes` of the run's smallest stage, None if no run is known."""
+    """Of memory or disk; `needed_bytes` of the run's smallest stage, by each peer; None if no run is known."""
     allowed = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
     least = needed_bytes or (LEAST_MEMORY_BYTES if what == "memory" else LEAST_DISK_BYTES)
     of_what = "the run's smallest stage" if needed_bytes is not None else "even a small run"
@@ -197,17 +197,22 @@ def gpu(asked: str, seen: Sequence[str] | None, torch_cuda: str | None) -> Findi
     if asked == "cpu" or (asked == "auto" and not seen):
         idle = f"; {len(seen)} could be used: swarm config gpu auto" if seen else ""
         return Finding("GPU", Level.OK, f"none is used{idle}")
-    wanted = 0 if asked == "auto" else int(asked)
-    if seen is None:
+    wanted = f"GPU {asked}" if asked[0].isdigit() else {"auto": "GPU 0", "all": "each GPU"}[asked]
+    if not seen:
         remedy = "install NVIDIA's driver, or compute on the CPU: swarm config gpu cpu"
-        return Finding("GPU", Level.PROBLEM, f"GPU {wanted} is asked for, and nvidia-smi does not answer", remedy)
-    if wanted >= len(seen):
-        remedy = f"choose one of 0 to {len(seen) - 1}: swarm config gpu 0" if seen else "swarm config gpu cpu"
-        return Finding("GPU", Level.PROBLEM, f"GPU {wanted} is asked for, and there are {len(seen)}", remedy)
+        says = "nvidia-smi does not answer" if seen is None else "the driver has none"
+        return Finding("GPU", Level.PROBLEM, f"{wanted} is asked for, and {says}", remedy)
+    named = {"auto": [0], "all": [*range(len(seen))]}
+    numbers = named.get(asked) or [int(number) for number in asked.split(",")]
+    if max(numbers) >= len(seen):
+        remedy = f"choose of 0 to {len(seen) - 1}: swarm config gpu 0"
+        return Finding("GPU", Level.PROBLEM, f"{wanted} is asked for, and there are {len(seen)}", remedy)
+    names = "; ".join(f"GPU {number}: {seen[number]}" for number in numbers)
     if torch_cuda is None:
         remedy = "install torch with CUDA: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
-        return Finding("GPU", Level.PROBLEM, f"{seen[wanted]}, but torch here is built without CUDA", remedy)
-    return Finding("GPU", Level.OK, f"{seen[wanted]}, torch for CUDA {torch_cuda}")
+        return Finding("GPU", Level.PROBLEM, f"{names}, but torch here is built without CUDA", remedy)
+    more = f"; {len(seen) - 1} more could be used: swarm config gpu all" if asked == "auto" and len(seen) > 1 else ""
+    return Finding("GPU", Level.OK, f"{names}; torch for CUDA {torch_cuda}{more}")
 
 
 def congestion(control: str | None) -> Finding:

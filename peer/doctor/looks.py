@@ -14,7 +14,7 @@ import psutil
 from peer.doctor import diagnosis
 from peer.doctor.diagnosis import Dialled, Finding, Level
 from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, unmet_requirements
-from peer.owner.gpus import torch_cuda
+from peer.machine.gpus import chosen_gpus, torch_cuda
 from peer.program.state_folder import StateFolder
 from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
@@ -128,21 +128,22 @@ class Examination:
 
     async def _at_the_host(self, transport: Any, by_p2pd: dict[str, str]) -> AsyncIterator[Finding]:
         """What only a seed that answers can tell."""
-        peer_id, runs_here = self._own_id()
+        peer_ids, runs_here = self._own_ids()
         answered = any(error == "" for error in by_p2pd.values())
         if self.addresses:
             yield await self._clock(transport) if answered else diagnosis.clock(None, 0.0)
             if answered:
                 yield await self._reach_of_others(transport)
-        if peer_id:
+        for peer_id in peer_ids:
             ask = answered and not runs_here
-            elsewhere = await self._answers(transport, PeerId(peer_id)) if ask else None
+            elsewhere = await self._answers(transport, peer_id) if ask else None
             yield diagnosis.identity(peer_id, runs_here=runs_here, answers_elsewhere=elsewhere)
         if self.addresses:
             for finding in await self._fit(transport) if answered else self._room(None, None):
                 yield finding
 
-    def _own_id(self) -> tuple[str, bool]:
+    def _own_ids(self) -> tuple[list[PeerId], bool]:
+        """Of this machine's peers, and whether their daemon runs."""
         from swarm.network.identity_file import load_identity
 
         try:
@@ -150,10 +151,17 @@ class Examination:
             runs_here = True
         except NotRunningError:
             runs_here = False
-        try:
-            return load_identity(self.folder.identity).peer_id, runs_here
-        except SettingsError:
-            return "", runs_here
+        found = []
+        for folder in self.folder.of_all():
+            with contextlib.suppress(SettingsError):
+                found.append(load_identity(folder.identity).peer_id)
+        return found, runs_here
+
+    def _num_peers(self) -> int:
+        """That the daemon would have."""
+        with contextlib.suppress(SettingsError):  # which is told of the GPUs
+            return len(chosen_gpus(self.folder.load_limits().gpu))
+        return 1
 
     async def _clock(self, transport: Any) -> Finding:
         from swarm.network.directory.swarm_time import seconds_ahead
@@ -211,8 +219,9 @@ class Examination:
         items = [
             stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
         ]
-        smallest = min(total_bytes(item, "host") for item in items) + GIB  # and the program's own
-        return self._room(smallest, min(total_bytes(item, "disk") for item in items))
+        num_peers = await asyncio.to_thread(self._num_peers)
+        memory, disk = (num_peers * min(total_bytes(item, place) for item in items) for place in ("host", "disk"))
+        return self._room(memory + GIB, disk)  # and the program's own
 
 
 def _host(addresses: Sequence[str]) -> PeerId:

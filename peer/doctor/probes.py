@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from peer.owner.machine import nvidia_smi
+from peer.machine.load import nvidia_smi
 
 DIAL_S = 6.0
 

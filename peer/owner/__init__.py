@@ -1,1 +1,1 @@
-"""The volunteer's side of a daemon: limits, the machine, and what it says of its work."""
+"""The volunteer's side of a daemon: limits, and what it says of its work."""

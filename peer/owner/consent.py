@@ -24,55 +24,72 @@ async def silent(signed_run: SignedRun, settings: RunSettings) -> None:
     """Nobody is asked."""
 
 
-def ask(stage: int | None, limits: OwnerLimits) -> Callable[[SignedRun, RunSettings], Awaitable[None]]:
-    """Shows the offer of a run and asks once; raises click's Exit when the answer is no."""
+def ask(
+    stage: int | None, limits: OwnerLimits, num_peers: int = 1
+) -> Callable[[SignedRun, RunSettings], Awaitable[None]]:
+    """Shows the offer of a run and asks once, whichever of the daemon's peers comes to it first; raises click's Exit
+    when the answer is no."""
     agreed: set[str] = set()
+    refused: list[Exception] = []
+    asking = asyncio.Lock()
 
     async def consent(signed_run: SignedRun, settings: RunSettings) -> None:
         name = signed_run.run_id
-        if name not in agreed:
-            await asyncio.to_thread(show_and_ask, signed_run, settings, stage, limits)
-            agreed.add(name)
+        async with asking:
+            if refused:
+                raise refused[0]
+            if name not in agreed:
+                try:
+                    await asyncio.to_thread(show_and_ask, signed_run, settings, stage, limits, num_peers)
+                except Exception as error:
+                    refused.append(error)
+                    raise
+                agreed.add(name)
 
     return consent
 
 
-def show_and_ask(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> None:
+def show_and_ask(
+    signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits, num_peers: int = 1
+) -> None:
     """Raises click's Exit when the answer is no, UsageError when there is nobody to ask."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for title, text in offer(signed_run, settings, stage, limits).items():
+    for title, text in offer(signed_run, settings, stage, limits, num_peers).items():
         table.add_row(title, text)
     Console(highlight=False).print(Padding(table, (1, 2)))
     ask_person("Join?", unasked="give --yes to join")
 
 
-def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> dict[str, str]:
-    """What joining the run means, for its reader to agree to, by title."""
+def offer(
+    signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits, num_peers: int = 1
+) -> dict[str, str]:
+    """What joining the run with so many peers means, for its reader to agree to, by title."""
     plan = plan_run(
         settings,
         stage_num_parameters(settings.model),
         hidden_size(settings.model),
         Assumptions(
-            uplink_mbit=limits.upload_mbit or SUPPOSED_UP_MBIT,
-            downlink_mbit=limits.download_mbit or SUPPOSED_DOWN_MBIT,
+            uplink_mbit=(limits.upload_mbit or SUPPOSED_UP_MBIT) / num_peers,
+            downlink_mbit=(limits.download_mbit or SUPPOSED_DOWN_MBIT) / num_peers,
             peers_per_stage=SUPPOSED_PEERS,
             tflops=SUPPOSED_TFLOPS,
             session_hours=SUPPOSED_HOURS,
         ),
     )
     stages = plan.stages if stage is None or stage >= len(plan.stages) else plan.stages[stage : stage + 1]
-    month = [plan.month_bytes[part.stage] / 1e9 for part in stages]
+    month = [num_peers * plan.month_bytes[part.stage] / 1e9 for part in stages]
     minutes = [part.join_s / 60 for part in stages]
-    memory = [total_bytes(part.memory_bytes, "host") / (1 << 30) for part in stages]
+    memory = [num_peers * total_bytes(part.memory_bytes, "host") / (1 << 30) for part in stages]
     most_month = "" if limits.month_gb is None else f", and never more than {limits.month_gb:g}"
     where = f"stage {stages[0].stage}" if len(stages) == 1 else f"one of {len(stages)} stages"
+    holds = f"hold {where}" if num_peers == 1 else f"hold {where} on each of {num_peers} GPUs"
     total = sum(part.num_parameters for part in plan.stages)
     return {
         "run": f"{settings.name}, id {signed_run.run_id[:16]}",
         "host's key": signed_run.run_key,
-        "model": f"{_model(settings, total)}; this machine would hold {where}",
+        "model": f"{_model(settings, total)}; this machine would {holds}",
         "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",
         "your address": "the host, other peers of the run and the host's mirrors see this machine's IP address",
         "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",

@@ -4,31 +4,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from peer.owner.core_share import ComputeThreads, SharedThreads
-from peer.owner.limits import VolunteerSettings, gpu_used_bytes, used_bytes
+from peer.machine.core_share import DaemonThreads
+from peer.machine.load import Machine
+from peer.owner.limits import gpu_used_bytes, used_bytes
 from peer.owner.log_lines import LogLines
-from peer.owner.machine import Machine
-from peer.owner.permit import Permit
+from peer.owner.own_peer import OwnPeer
 from peer.owner.status import Facts, limits_message, status_message
 from peer.owner.usage import Usage
+from peer.program.shared import Shared
 from peer.program.state_folder import StateFolder
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import Conduct, Decision, Guest, Reading
 from swarm.core.owner.limits import OwnerLimits, limit_named
 from swarm.core.plan import HEADERS
 from swarm.network.loop import happened
-from swarm.network.transport import Transport
 from swarm.proto import daemon_pb2 as pb
-
-if TYPE_CHECKING:  # torch takes seconds to import, and the daemon answers its owner before that
-    from peer.directory.reachability import Reachability
-    from peer.program.daemon import PeerDaemon
 
 log = logging.getLogger(__name__)
 
@@ -43,62 +37,47 @@ class OwnerDesk:
 
     def __init__(
         self,
-        volunteer: VolunteerSettings,
+        peers: Sequence[OwnPeer],
+        threads: DaemonThreads,
         folder: StateFolder,
         limits: OwnerLimits,
-        peer_id: PeerId,
         host: PeerId,
         log_lines: LogLines,
         stop: asyncio.Event,
     ) -> None:
-        """`limits` are those in force: the saved ones, changed by this start's command line."""
-        self._volunteer = volunteer
+        """`threads`: those that are dealt out among the peers. `limits` are those in force: the saved ones, changed by
+        this start's command line."""
+        self.peers = tuple(peers)
+        self._threads = threads
         self._folder = folder
         self._limits = limits
         self._saved = folder.load_limits()
-        self._peer_id = peer_id
         self._host = host
         self._log_lines = log_lines
         self._stop = stop
         self._guest = Guest(limits)
-        self._machine = Machine(folder.path, gpu=volunteer.gpu)
+        self._gpus = [gpu for peer in peers if (gpu := peer.volunteer.gpu) is not None]
+        self._machine = Machine(folder.path, gpus=self._gpus)
         self._usage = Usage.load(folder.usage)
         self._asked_to_pause = False
         self._look_now = asyncio.Event()
         self._started = time.monotonic()
         self._saved_at = self._started
-        self._transport: Transport | None = None
-        self._daemon: PeerDaemon | None = None
-        self._reachability: Reachability | None = None
-        self._traffic_before = self._traffic_all = (0, 0)
+        self._traffic_all = (0, 0)
         self._rates_mbit = (0.0, 0.0)
         self._rates_at = self._started
         self._reading = Reading(minute_of_day=0)
-        self.permit = Permit()
-        self.threads = (
-            SharedThreads(volunteer.threads, now=self._started)
-            if limits.threads is None
-            else ComputeThreads(volunteer.threads)
-        )
-        """How many the peer computes with."""
+        self.shared = Shared.of(peers[0].volunteer, [peer.identity.peer_id for peer in peers])
+        """What the peers have together."""
         self.decision = Decision(Conduct.WORK)
         self.decided = asyncio.Event()
         """Set at the next change of conduct, and replaced."""
-        self.phase, self.waits_for = "starting", ""
-        """Until the peer has joined: starting, looking, joining; and for what."""
 
-    @property
-    def volunteer(self) -> VolunteerSettings:
-        """What a peer that joins now is to keep to."""
-        return replace(self._volunteer, upload_mbit=self._limits.upload_mbit, download_mbit=self._limits.download_mbit)
-
-    def attach(self, transport: Transport) -> None:
-        """Its traffic counts from now on."""
-        self._transport, self._traffic_before = transport, (0, 0)
-
-    def joins(self, daemon: "PeerDaemon", reachability: "Reachability") -> None:
-        """The peer that lives now."""
-        self._daemon, self._reachability = daemon, reachability
+    def ended(self, peer: OwnPeer, why: str) -> None:
+        """The peer has gone for good; what it had of the owner's means is for the others."""
+        peer.end(why)
+        self.shared.without_one()
+        self._threads.without(peer.threads)
 
     @property
     def relay_key(self) -> Path:
@@ -117,11 +96,6 @@ class OwnerDesk:
         self._usage.add(
             traffic_bytes=round(2 * num_bytes * HEADERS), written_bytes=0, today=date.today(), relayed_bytes=num_bytes
         )
-
-    def detach(self) -> None:
-        """The transport is about to close, and its peer is gone."""
-        self._count_traffic()
-        self._transport = self._daemon = self._reachability = None
 
     async def watch(self) -> None:
         """Look at the machine and decide, for ever."""
@@ -144,16 +118,16 @@ class OwnerDesk:
             watch_gpu=self._limits.busy_gpu is not None,
         )
         now = time.monotonic()
-        self.threads.look(self._machine, now=now)
+        self._threads.look(self._machine, now=now)
         decision = self._guest.decide(self._reading, now=now)
         if decision.conduct is not self.decision.conduct:
             log.info("%s%s", decision.conduct.value, decision.reason and f": {decision.reason}")
         turned = decision.conduct is not self.decision.conduct
         self.decision = decision
         if decision.conduct is Conduct.WORK:
-            self.permit.give()
+            self.shared.permit.give()
         else:
-            self.permit.withhold(decision.reason)
+            self.shared.permit.withhold(decision.reason)
         if turned:
             self.decided.set()
             self.decided = asyncio.Event()
@@ -162,11 +136,8 @@ class OwnerDesk:
         return decision
 
     def _count_traffic(self) -> None:
-        counts = self._daemon.limited if self._daemon is not None else self._transport
-        sent, received = counts.traffic() if counts is not None else self._traffic_before
-        before = self._traffic_before
-        self._traffic_before = (sent, received)
-        new = (max(0, sent - before[0]), max(0, received - before[1]))
+        news = [peer.new_traffic() for peer in self.peers]
+        new = (sum(sent for sent, _ in news), sum(received for _, received in news))
         self._traffic_all = (self._traffic_all[0] + new[0], self._traffic_all[1] + new[1])
         now = time.monotonic()
         elapsed_s, self._rates_at = now - self._rates_at, now
@@ -190,34 +161,27 @@ class OwnerDesk:
     # -- commands -----------------------------------------------------------------------------------------
 
     def status(self) -> pb.Status:
-        machine = self._machine
         return status_message(
             Facts(
-                peer_id=self._peer_id,
+                peers=self.peers,
                 host=self._host,
                 uptime_s=time.monotonic() - self._started,
                 is_leaving=self._stop.is_set(),
-                phase=self.phase,
-                waits_for=self.waits_for,
                 decision=self.decision,
                 limits=self.limits(),
-                daemon=self._daemon,
-                reachability=self._reachability,
-                addresses=tuple(self._transport.addresses()) if self._transport is not None else (),
-                ways=self._transport.ways() if self._transport is not None else {},
                 traffic_bytes=self._traffic_all,
                 rates_mbit=self._rates_mbit,
                 month_bytes=self._usage.month_bytes,
                 written_today_bytes=self._usage.written_today_bytes,
                 memory_bytes=used_bytes(),
                 disk_bytes=self._reading.disk_bytes,
-                own_cores=machine.own_cores,
+                own_cores=self._machine.own_cores,
             )
         )
 
     def pause(self) -> None:
         self._asked_to_pause = True
-        self.permit.withhold("you asked it to pause")
+        self.shared.permit.withhold("you asked it to pause")
         self._look_now.set()
 
     def resume(self) -> None:
@@ -225,16 +189,15 @@ class OwnerDesk:
         self._look_now.set()
 
     def leave(self) -> None:
-        log.info("the owner asked this peer to leave")
+        log.info("the owner asked this daemon to leave")
         self._stop.set()
 
     def limits(self) -> pb.Limits:
-        gpu = self._volunteer.gpu
         return limits_message(
             self._limits,
             self._reading,
             memory_bytes=used_bytes(),
-            gpu_bytes=None if gpu is None else gpu_used_bytes(gpu),
+            gpu_bytes=[gpu_used_bytes(gpu) for gpu in self._gpus],
             own_cores=self._machine.own_cores,
             month_bytes=self._usage.month_bytes,
             written_today_bytes=self._usage.written_today_bytes,
@@ -250,9 +213,10 @@ class OwnerDesk:
             log.info("limit %s = %s from the next start on", name, value)
             return
         log.info("limit %s = %s", name, value)
+        before = self._limits.upload_mbit, self._limits.download_mbit
         self._limits = self._guest.limits = limits
-        if self._daemon is not None:
-            self._daemon.limited.set_rates(upload_mbit=limits.upload_mbit, download_mbit=limits.download_mbit)
+        if (limits.upload_mbit, limits.download_mbit) != before:
+            self.shared.line.set_rates(upload_mbit=limits.upload_mbit, download_mbit=limits.download_mbit)
         self._look_now.set()
 
     def log_lines(self, last: int, *, follow: bool) -> AsyncIterator[tuple[str, int]]:

@@ -1,18 +1,17 @@
 """A daemon's status: whether the machine is of use, and if it idles, why."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from peer.owner.own_peer import ENDED, OwnPeer
 from swarm.core.ids import PeerId, Step
 from swarm.core.owner.guest import GIB, Conduct, Decision, Reading
 from swarm.core.owner.limits import LIMITS, OwnerLimits, clock
 from swarm.manifest.amendment import told, unpacked_changes
-from swarm.network.transport import Way
 from swarm.proto import daemon_pb2 as pb
 
 if TYPE_CHECKING:
-    from peer.directory.reachability import Reachability
     from peer.owner.tally import WorkTally
     from peer.program.at_stage import PeerAtStage
     from peer.program.daemon import PeerDaemon
@@ -25,18 +24,12 @@ IDLE_S = 60.0
 class Facts:
     """What a status is made of."""
 
-    peer_id: PeerId
+    peers: tuple[OwnPeer, ...]
     host: PeerId
     uptime_s: float
     is_leaving: bool
-    phase: str
-    waits_for: str
     decision: Decision
     limits: pb.Limits
-    daemon: "PeerDaemon | None"
-    reachability: "Reachability | None"
-    addresses: tuple[str, ...]
-    ways: Mapping[PeerId, Way]
     traffic_bytes: tuple[int, int]
     rates_mbit: tuple[float, float]
     month_bytes: int
@@ -48,11 +41,9 @@ class Facts:
 
 def status_message(facts: Facts) -> pb.Status:
     """The whole status."""
-    daemon = facts.daemon
-    live = daemon.live if daemon is not None else None
-    state, reason = state_of(facts, live, daemon.tally if daemon is not None else None)
-    message = pb.Status(
-        peer_id=facts.peer_id,
+    peers = [_peer_message(peer, facts) for peer in facts.peers]
+    state, reason = state_of_all(peers)
+    return pb.Status(
         state=state,
         reason=reason,
         uptime_s=facts.uptime_s,
@@ -69,31 +60,59 @@ def status_message(facts: Facts) -> pb.Status:
             disk_bytes=facts.disk_bytes,
             written_today_bytes=facts.written_today_bytes,
             cpu_cores=facts.own_cores,
-            device=live.device if live is not None else "",
         ),
         limits=facts.limits.limits,
-        addresses=facts.addresses,
-        links=[pb.Link(peer_id=peer, way=way.value) for peer, way in sorted(facts.ways.items())],
+        peers=peers,
     )
-    if facts.reachability is not None:
-        message.reach.CopyFrom(pb.Reach(kind=facts.reachability.reach.value, why=facts.reachability.why))
+
+
+def state_of_all(peers: Sequence[pb.Peer]) -> tuple[str, str]:
+    """(a daemon's state, why it idles) by those of its peers: that of the first which is of most use."""
+    best = min(peers, key=lambda peer: _BY_USE.index(peer.state))
+    return best.state, best.reason
+
+
+_BY_USE = ("leaving", "working", "paused", "away", "joining", "looking", "starting", ENDED)
+"""Who leaves does so with the whole daemon, and so does who is paused or away, but for those that have ended."""
+
+
+def _peer_message(peer: OwnPeer, facts: Facts) -> pb.Peer:
+    daemon, transport = peer.daemon, peer.transport
+    live = daemon.live if daemon is not None else None
+    state, reason = state_of(peer, live, facts)
+    message = pb.Peer(
+        peer_id=peer.identity.peer_id,
+        state=state,
+        reason=reason,
+        name=peer.name,
+        device=live.device if live is not None else "",
+        addresses=transport.addresses() if transport is not None else (),
+        links=[pb.Link(peer_id=to, way=way.value) for to, way in sorted(transport.ways().items())]
+        if transport is not None
+        else (),
+    )
+    if peer.reachability is not None:
+        message.reach.CopyFrom(pb.Reach(kind=peer.reachability.reach.value, why=peer.reachability.why))
     if daemon is not None and live is not None:
         _add_live(message, daemon, live)
     return message
 
 
-def state_of(facts: Facts, live: "PeerAtStage | None", tally: "WorkTally | None") -> tuple[str, str]:
+def state_of(peer: OwnPeer, live: "PeerAtStage | None", facts: Facts) -> tuple[str, str]:
     """(state, why it idles, or what keeps it from doing all it could)."""
+    if peer.has_ended:
+        return peer.phase, peer.waits_for
     if facts.is_leaving:
         return "leaving", "finishing what is in flight and handing over"
     if facts.decision.conduct is not Conduct.WORK:
         return ("paused" if facts.decision.conduct is Conduct.PAUSE else "away"), facts.decision.reason
-    if live is None or tally is None:
-        return facts.phase, facts.waits_for
-    if facts.daemon is not None and _on_probation(facts.daemon, live):
+    daemon = peer.daemon
+    if live is None or daemon is None:
+        return peer.phase, peer.waits_for
+    if _on_probation(daemon, live):
         agreed = f"{_agreements(live)} of {live.settings.audits.agreements_to_promote}"
         return "working", f"on probation: {agreed} of its replays of others' work agreed; it trains once it is promoted"
-    return "working", idle_reason(live, tally, facts.uptime_s) or live.memory.words()
+    return "working", idle_reason(live, daemon.tally, facts.uptime_s) or live.memory.words()
 
 
 def _agreements(live: "PeerAtStage") -> int:
@@ -105,7 +124,7 @@ def _on_probation(daemon: "PeerDaemon", live: "PeerAtStage") -> bool:
     return daemon.standing.table.standing(daemon.identity.peer_id, live.steps.version).value == "probation"
 
 
-ENDED = "the run has taken its last step: waiting for the host to end it"
+RUN_ENDED = "the run has taken its last step: waiting for the host to end it"
 
 
 def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str:
@@ -115,7 +134,7 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
     if steps.is_over:
         ending = live.ending
         if ending is None or steps.is_run_over:
-            return ENDED
+            return RUN_ENDED
         changes = "; ".join(told(live.settings, unpacked_changes(ending.changes)))
         return f"the run is amended at version {ending.version}, its host begins the stages anew: {changes}"
     if not steps.is_member:
@@ -133,7 +152,7 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
     return f"{live.in_flight} microbatches are in flight, but no step was certified: too few voters may answer"
 
 
-def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "PeerAtStage") -> None:
+def _add_live(message: pb.Peer, daemon: "PeerDaemon", live: "PeerAtStage") -> None:
     steps, tally, settings = live.steps, daemon.tally, live.settings
     stage = int(steps.chain.stage)
     message.run_name, message.run_id = settings.name, steps.context.run_id
@@ -206,18 +225,18 @@ def limits_message(
     reading: Reading,
     *,
     memory_bytes: int,
-    gpu_bytes: int | None,
+    gpu_bytes: Sequence[int],
     own_cores: float,
     month_bytes: int,
     written_today_bytes: int,
     relayed_bytes: int,
     rates_mbit: tuple[float, float],
 ) -> pb.Limits:
-    """Every limit as it is in force, beside what is used of it; `gpu_bytes` None: no GPU is asked for."""
+    """Every limit as it is in force, beside what is used of it; `gpu_bytes` of each GPU that is asked for."""
     used = {
         "threads": f"{own_cores:.1f}",
         "memory-gib": f"{memory_bytes / GIB:.2f}",
-        "gpu-memory-gib": "" if gpu_bytes is None else f"{gpu_bytes / GIB:.2f}",
+        "gpu-memory-gib": ", ".join(f"{size / GIB:.2f}" for size in gpu_bytes),
         "disk-gib": f"{reading.disk_bytes / GIB:.2f}",
         "disk-writes-gib": f"{written_today_bytes / GIB:.2f}",
         "upload-mbit": f"{rates_mbit[0]:.1f}",

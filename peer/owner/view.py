@@ -15,7 +15,13 @@ from swarm.network.transport import Way
 from swarm.proto import daemon_pb2 as pb
 from swarm.readable import count_text, duration_text, size_text
 
-STYLES = {"working": "bold green", "paused": "bold yellow", "away": "bold yellow", "leaving": "bold yellow"}
+STYLES = {
+    "working": "bold green",
+    "paused": "bold yellow",
+    "away": "bold yellow",
+    "leaving": "bold yellow",
+    "ended": "bold red",
+}
 BAR = 20
 """Characters."""
 
@@ -35,9 +41,11 @@ def show_top(statuses: Iterator[pb.Status]) -> None:
 
 def page(told: pb.Status) -> RenderableType:
     """All of a status, at 80 columns."""
-    parts: list[RenderableType] = [_headline(told)]
-    if told.HasField("work"):
-        parts.append(_rows(_place(told) + _work(told)))
+    parts: list[RenderableType] = []
+    for number, peer in enumerate(told.peers):
+        parts.append(_headline(peer, told.uptime_s if not number else None))
+        parts.append(_rows([*(_place(peer) + _work(peer) if peer.HasField("work") else []), *_reached(peer)]))
+    parts += [Text("together", style="bold")] if len(told.peers) > 1 else []
     parts.append(_rows(_machine(told)))
     held = [limit for limit in told.limits if limit.value != NONE]
     if held:
@@ -45,20 +53,23 @@ def page(told: pb.Status) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(told: pb.Status) -> Text:
-    text = Text.assemble((told.state.upper(), STYLES.get(told.state, "bold cyan")), "  ")
-    if told.run_name:
-        text.append(f"{told.run_name} ", style="bold")
-        text.append(f"({told.run_id[:12]})  ", style="dim")
-    text.append(f"up {duration_text(told.uptime_s)}", style="dim")
-    if told.reason:
-        text.append(f"\n{told.reason}")
-    elif told.state == "working":
-        text.append(f"\n{_verdict(told)}")
+def _headline(peer: pb.Peer, uptime_s: float | None) -> Text:
+    """`uptime_s`: of the daemon, with its first peer."""
+    text = Text(f"{peer.name}  " if peer.name else "", style="bold")
+    text.append(f"{peer.state.upper()}  ", style=STYLES.get(peer.state, "bold cyan"))
+    if peer.run_name:
+        text.append(f"{peer.run_name} ", style="bold")
+        text.append(f"({peer.run_id[:12]})  ", style="dim")
+    if uptime_s is not None:
+        text.append(f"up {duration_text(uptime_s)}", style="dim")
+    if peer.reason:
+        text.append(f"\n{peer.reason}")
+    elif peer.state == "working":
+        text.append(f"\n{_verdict(peer)}")
     return text
 
 
-def _verdict(told: pb.Status) -> str:
+def _verdict(told: pb.Peer) -> str:
     """The answer to "is my machine useful?"."""
     work, place = told.work, told.place
     if place.local_steps:
@@ -70,7 +81,7 @@ def _verdict(told: pb.Status) -> str:
     return f"Useful: its neighbours signed for work it did {duration_text(work.since_last_s)} ago."
 
 
-def _place(told: pb.Status) -> list[tuple[str, RenderableType]]:
+def _place(told: pb.Peer) -> list[tuple[str, RenderableType]]:
     place = told.place
     if place.is_member:
         members = "its only member" if place.num_members == 1 else f"one of {place.num_members} members"
@@ -104,7 +115,7 @@ def _progress(place: pb.Place) -> list[tuple[str, RenderableType]]:
     return [("window", done), ("inner step", _bar(place.inner_steps_taken, place.local_steps, inner))]
 
 
-def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
+def _work(told: pb.Peer) -> list[tuple[str, RenderableType]]:
     work, audits = told.work, told.audits
     step = "window" if told.place.local_steps else "step"
     share = f"{100 * work.last_step_tokens / work.last_step_all_tokens:.0f} %" if work.last_step_all_tokens else "-"
@@ -124,22 +135,28 @@ def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     return rows
 
 
+def _reached(told: pb.Peer) -> list[tuple[str, RenderableType]]:
+    rows: list[tuple[str, RenderableType]] = [
+        ("neighbours", Text(f"{_answering(told.num_neighbours)}{_links(told)}")),
+        ("device", Text(told.device)),
+        ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
+        ("peer", Text(told.peer_id, style="dim")),
+    ]
+    shown = {"neighbours": told.HasField("work"), "device": bool(told.device), "reach": told.HasField("reach")}
+    return [row for row in rows if shown.get(row[0], True)]
+
+
 def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
     traffic, machine = told.traffic, told.machine
-    rows: list[tuple[str, RenderableType]] = [
+    return [
         ("traffic", Text(f"{traffic.up_mbit:.1f} Mbit/s up, {traffic.down_mbit:.1f} down, "
                          f"{size_text(traffic.month_bytes)} this month")),
         ("machine", Text(f"{machine.cpu_cores:.1f} cores, {size_text(machine.memory_bytes)} memory, "
-                         f"{size_text(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
-        ("neighbours", Text(f"{_answering(told.num_neighbours)}{_links(told)}")),
-        ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
-        ("peer", Text(told.peer_id, style="dim")),
+                         f"{size_text(machine.disk_bytes)} disk")),
     ]  # fmt: skip
-    hidden = {title for title, field in (("neighbours", "work"), ("reach", "reach")) if not told.HasField(field)}
-    return [row for row in rows if row[0] not in hidden]
 
 
-def _links(told: pb.Status) -> str:
+def _links(told: pb.Peer) -> str:
     """How many of them are reached how."""
     counted = Counter(link.way for link in told.links)
     return (

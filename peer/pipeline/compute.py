@@ -5,6 +5,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, Protocol, TypeVar
@@ -91,7 +92,7 @@ class WorkThread:
 
     def _started(self, name: str) -> threading.Thread | None:
         """What runs the jobs; None: somebody else does, one at a time."""
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread = threading.Thread(target=copy_context().run, args=(self._work,), name=name, daemon=True)
         thread.start()
         return thread
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
-from peer.state.run_files import HeldFile, RunFiles
+from peer.state.downloads import HeldFile
+from peer.state.run_files import RunFiles
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, Step
 from swarm.core.pipeline.data_order import Run
@@ -46,7 +47,6 @@ class LeasedTokens:
         self._spare = spare_pieces(train.folder.pieces)
         self._used: dict[int, Step] = {}
         """Chunks that this peer's own microbatches were read from, with the last step that they were born for."""
-        self._fetching = asyncio.Lock()
         self._turned = asyncio.Event()
 
     async def batch(self, microbatch_id: MicrobatchId, *, born_for: Step | None = None) -> Batch:
@@ -65,6 +65,11 @@ class LeasedTokens:
         await self._have(self._held_out, [run] if run is not None else [])
         return held_out_batch(self._settings, self._held_out.folder, index)
 
+    def leave(self) -> None:
+        """This peer needs none of them any more."""
+        for file in (self._train, self._held_out):
+            file.folder.let_go(self._steps.context.me)
+
     def turned(self, event: VersionTurned) -> None:
         """The leases are others now."""
         self._turned.set()
@@ -76,8 +81,7 @@ class LeasedTokens:
             self._forget()
             try:
                 for pieces in self._due():
-                    async with self._fetching:
-                        await self._files.fetch(self._train, pieces)
+                    await self._files.fetch(self._train, pieces)
                     if self._turned.is_set():
                         break
                 else:
@@ -88,10 +92,7 @@ class LeasedTokens:
                     await asyncio.wait_for(self._turned.wait(), AGAIN_S)
 
     async def _have(self, file: HeldFile[PieceFolder], runs: Iterable[Run]) -> None:
-        wanted = _pieces(file, runs)
-        if any(index not in file.folder for index in wanted):
-            async with self._fetching:
-                await self._files.fetch(file, wanted)
+        await self._files.fetch(file, _pieces(file, runs))
 
     def _due(self) -> Iterable[list[int]]:
         """Pieces to fetch, a few at a time, the most urgent first."""
@@ -126,8 +127,8 @@ class LeasedTokens:
         kept = self._settings.audits.retained_versions if self._settings.replays else 0
         self._used = {chunk: step for chunk, step in self._used.items() if int(step) >= version - 1 - kept}
         needed = {*self._leased(), *self._of_chunks(self._used), *self._ahead()}
-        self._train.folder.forget(needed, self._spare)
-        self._held_out.folder.forget((), self._spare)
+        self._train.folder.forget(self._steps.context.me, needed, self._spare)
+        self._held_out.folder.forget(self._steps.context.me, (), self._spare)
 
 
 def spare_pieces(pieces: PieceList) -> int:

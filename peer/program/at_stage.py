@@ -352,6 +352,8 @@ class PeerAtStage:
         """Once it has left, and whoever audits its last steps has had the time: let go of what it would have shown, and
         of the thread that wrote it."""
         self._exchanges.close()
+        if self.tokens is not None:
+            self.tokens.leave()
         self.steps.replica.release()
 
     # -- looked at, and told ------------------------------------------------------------------------------

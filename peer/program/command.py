@@ -7,7 +7,8 @@ import os
 import random
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peer.directory.known_peers import KnownPeers
+    from peer.machine.core_share import DaemonThreads
     from peer.owner.limits import VolunteerSettings
     from peer.program.daemon import PeerDaemon
     from peer.program.joining import OnRun
-    from peer.program.life import Life
+    from peer.program.lives import Lives
     from swarm.invite import Invite
 
     MakePeer = Callable[..., PeerDaemon]
@@ -95,7 +97,8 @@ def command(
 ) -> None:
     """Train with the run that ADDRESS, an invite or a host's own address, leads to, until it ends or Ctrl-C.
 
-    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one.
+    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one. With --gpu all, or
+    several numbers, one daemon has a peer on each GPU, and the limits are those of all together.
 
     Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
     5 the run shut this peer out; 6 this release is too old, or too new; 130 interrupted, or not joined when asked.
@@ -107,22 +110,23 @@ def command(
     invite, addresses = read_address(address)
     host = host_of(addresses)
     if detach:
+        from peer.machine.gpus import chosen_gpus
         from peer.program.detached import ask_before, start_detached
 
         if not yes:
-            ask_before(host, addresses, invite, stage, limits)
+            ask_before(host, addresses, invite, stage, limits, len(chosen_gpus(limits.gpu)))
         start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
         return
-    from peer.owner.priority import giving_way
+    from peer.machine.priority import giving_way
 
     with giving_way(limits.nice):
-        volunteer = replace(_volunteer(state, limits, stage, listen), invite=invite)
+        volunteers = [replace(volunteer, invite=invite) for volunteer in _volunteers(state, limits, stage, listen)]
         from peer.owner.consent import ask, silent
         from swarm.network.loop import run
 
-        on_run = silent if yes else ask(stage, limits)
+        on_run = silent if yes else ask(stage, limits, len(volunteers))
         load = load_peer or _load_peer
-        run(lambda stop: _join(volunteer, state, limits, host, addresses, stop, on_run, load, verbose=verbose))
+        run(lambda stop: _join(volunteers, state, limits, host, addresses, stop, on_run, load, verbose=verbose))
 
 
 def read_address(lines: tuple[str, ...]) -> "tuple[Invite | None, tuple[str, ...]]":
@@ -150,14 +154,17 @@ def host_of(addresses: tuple[str, ...]) -> str:
     return hosts.pop()
 
 
-def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str) -> "VolunteerSettings":
-    from peer.owner.cores import claim_cores, usable_cores
-    from peer.owner.gpus import chosen_gpu
+def _volunteers(state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str) -> "list[VolunteerSettings]":
+    """Of each peer that the daemon is to have."""
+    from peer.machine.core_share import shared_out
+    from peer.machine.cores import claim_cores, usable_cores
+    from peer.machine.gpus import chosen_gpus, number_as_the_driver_does
     from peer.owner.limits import VolunteerSettings
     from swarm.local.compute_pools import bound_pools, pools_bound_by_owner
     from swarm.memory.allocator import return_large_blocks
 
     return_large_blocks()
+    number_as_the_driver_does()
     if limits.threads is not None:
         threads = limits.threads
         claim_cores(threads)
@@ -165,23 +172,38 @@ def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, liste
         cores = len(usable_cores())
         threads = min(cores, pools_bound_by_owner() or cores)
     bound_pools(threads)
-    chosen = chosen_gpu(limits.gpu)
-    return VolunteerSettings(
+    chosen = chosen_gpus(limits.gpu)
+    volunteer = VolunteerSettings(
         folder=state.path,
         threads=threads,
         memory_bytes=None if limits.memory_gib is None else int(limits.memory_gib * GIB),
         upload_mbit=limits.upload_mbit,
         download_mbit=limits.download_mbit,
-        gpu=chosen.number,
-        gpu_is_default=chosen.is_default,
-        computes_on=chosen.reason,
         gpu_memory_bytes=None if limits.gpu_memory_gib is None else int(limits.gpu_memory_gib * GIB),
         disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
         stage=stage,
-        listen=listen_multiaddresses(listen),
         asks_router=limits.router_ports == "ask",
-        relay_listen=() if limits.relay_gb is None else listen_multiaddresses(beside(listen, 1)),
     )
+    relay_listen = () if limits.relay_gb is None else listen_multiaddresses(beside(listen, 1))
+    return [
+        replace(
+            volunteer,
+            threads=each,
+            gpu=gpu.number,
+            gpu_is_default=gpu.is_default,
+            computes_on=gpu.reason,
+            listen=listen_multiaddresses(listens_at),
+            relay_listen=() if place else relay_listen,
+        )
+        for place, (gpu, each, listens_at) in enumerate(
+            zip(chosen, shared_out(threads, len(chosen)), places(listen, len(chosen)), strict=True)
+        )
+    ]
+
+
+def places(listen: str, num_peers: int) -> list[str]:
+    """Where each peer listens, as --listen has it of the first. The next port is the relay's, which that one runs."""
+    return [listen, *(beside(listen, 1 + place) for place in range(1, num_peers))]
 
 
 def _rebuilt(
@@ -202,7 +224,7 @@ def _rebuilt(
 
 
 async def _join(
-    volunteer: "VolunteerSettings",
+    volunteers: "Sequence[VolunteerSettings]",
     state: StateFolder,
     limits: OwnerLimits,
     host: str,
@@ -216,45 +238,74 @@ async def _join(
     """Hold the folder, answer the owner, and live."""
     from peer.owner.desk import OwnerDesk
     from peer.owner.log_lines import LogLines
+    from peer.owner.own_peer import OwnPeer
     from swarm.core.ids import PeerId
     from swarm.network.identity_file import load_or_create_identity
     from swarm.network.p2pd.processes import RuntimeFolder
     from swarm.network.services.daemon_service import serve_owner_of_daemon
 
-    with HeldFolder(state) as held:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(HeldFolder(folder)) for folder in _folders(state, volunteers)]
         click.echo("starting, and asking the run's host ...", err=True)  # on a busy machine that takes a minute
-        identity = load_or_create_identity(state.identity)
         lines = LogLines()
         with _logging(state, lines, verbose=verbose):
-            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, PeerId(host), lines, stop)
+            threads = _threads(volunteers, limits)
+            peers = [
+                OwnPeer(
+                    f"GPU {volunteer.gpu}" if len(volunteers) > 1 else "",
+                    load_or_create_identity(one.folder.identity),
+                    volunteer,
+                    one.folder.path,
+                    of,
+                )
+                for one, volunteer, of in zip(held, volunteers, threads.of, strict=True)
+            ]
+            desk = OwnerDesk(peers, threads, state, limits, PeerId(host), lines, stop)
             runtime = RuntimeFolder()
             server = await serve_owner_of_daemon(desk, runtime.path)
             try:
-                held.listens_at(server.path)
+                for one in held:
+                    one.listens_at(server.path)
                 # Torch takes seconds to import; the owner is answered meanwhile.
-                life, known = await asyncio.to_thread(_imported)
+                lives, known = await asyncio.to_thread(_imported)
                 make_peer = await asyncio.to_thread(load_peer)
-                await life(
+                await lives(
                     desk,
-                    identity,
                     PeerId(host),
                     addresses,
                     known(state.path / "known-peers.json"),
+                    stop,
                     on_run=on_run,
                     say=lambda text: click.echo(text, err=True),
                     rng=random.Random(secrets.randbits(64)),
                     make_peer=make_peer,
-                ).run(stop)
+                ).run()
             finally:
                 await server.close()
                 runtime.close()
 
 
-def _imported() -> "tuple[type[Life], type[KnownPeers]]":
-    from peer.directory.known_peers import KnownPeers
-    from peer.program.life import Life
+def _folders(state: StateFolder, volunteers: "Sequence[VolunteerSettings]") -> list[StateFolder]:
+    """Of each peer: the daemon's own of the first, so that it is the same peer with one GPU and with several, and
+    folders below it of the others."""
+    further = [volunteer.gpu for volunteer in volunteers[1:]]
+    return [state, *(state.of_gpu(gpu) for gpu in further if gpu is not None)]
 
-    return Life, KnownPeers
+
+def _threads(volunteers: "Sequence[VolunteerSettings]", limits: OwnerLimits) -> "DaemonThreads":
+    from peer.machine.core_share import DaemonThreads, SharedThreads
+
+    most, num_peers = sum(volunteer.threads for volunteer in volunteers), len(volunteers)
+    if limits.threads is None:
+        return SharedThreads(most, num_peers, now=time.monotonic())
+    return DaemonThreads(most, num_peers)
+
+
+def _imported() -> "tuple[type[Lives], type[KnownPeers]]":
+    from peer.directory.known_peers import KnownPeers
+    from peer.program.lives import Lives
+
+    return Lives, KnownPeers
 
 
 def _load_peer() -> "MakePeer":

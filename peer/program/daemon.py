@@ -15,9 +15,8 @@ from peer.audit.verdicts import Verdicts, Word, passes
 from peer.directory.host import Host
 from peer.directory.kept_answers import KeptAnswers
 from peer.directory.limited_transport import LimitedTransport
-from peer.owner.core_share import ComputeThreads
-from peer.owner.limits import GIB, VolunteerSettings, used_bytes
-from peer.owner.permit import Permit
+from peer.machine.core_share import ComputeThreads
+from peer.owner.limits import VolunteerSettings
 from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread
 from peer.pipeline.memory_pressure import MemoryPressure
@@ -26,6 +25,7 @@ from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition
 from peer.program.joining import Joined, Joining, OnRun
 from peer.program.reports import Reports
+from peer.program.shared import Shared
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
@@ -63,7 +63,7 @@ class PeerDaemon:
         host: PeerId,
         *,
         rng: random.Random | None = None,
-        permit: Permit | None = None,
+        shared: Shared | None = None,
         kept: KeptAnswers | None = None,
         threads: ComputeThreads | None = None,
         work_thread: Callable[..., WorkThread] = WorkThread,
@@ -74,9 +74,10 @@ class PeerDaemon:
         say: Callable[[str], None] = log.info,
         waits_for: Callable[[str], None] = log.info,
     ) -> None:
-        """`kept`: what the host has said before. `threads`: how many to compute with; None: always the volunteer's.
-        `work_thread`: what runs heavy jobs, called as `WorkThread` is. `composition`: what to be made of, at each stage
-        anew. `standing`: of others, as far as it is known.
+        """`shared`: with the other peers of the same daemon; None: it is alone. `kept`: what the host has said before.
+        `threads`: how many to compute with; None: always the volunteer's. `work_thread`: what runs heavy jobs, called
+        as `WorkThread` is. `composition`: what to be made of, at each stage anew. `standing`: of others, as far as it
+        is known.
         `on_run` is told of the run before this peer asks to be admitted to it, `on_step` of each step that it took.
 
         `say` tells the owner something, `waits_for` what this peer waits for before it can train.
@@ -84,7 +85,7 @@ class PeerDaemon:
         self.say = say
         self.volunteer = volunteer
         self.identity = identity
-        self.permit = permit or Permit()
+        self.shared = shared or Shared.of(volunteer, [identity.peer_id])
         self._threads = threads or ComputeThreads(volunteer.threads)
         self._work_thread = work_thread
         self.tally = WorkTally(identity.peer_id)
@@ -93,9 +94,7 @@ class PeerDaemon:
         """This peer at the stage that it serves, or last served; None before it has joined any."""
         self.live: PeerAtStage | None = None
         """The same, once it serves."""
-        self.limited = LimitedTransport(
-            transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit
-        )
+        self.limited = LimitedTransport(transport, self.shared.line)
         self.standing = standing or KnownStanding()
         self.transport = GuardedTransport(self.limited, passes(self.standing, host))
         self.directory = directory
@@ -116,6 +115,7 @@ class PeerDaemon:
         rng = rng or random.Random(secrets.randbits(64))
         self._joining = Joining(
             volunteer,
+            self.shared,
             identity,
             self.transport,
             self.limited,
@@ -133,7 +133,7 @@ class PeerDaemon:
             transport=self.transport,
             directory=directory,
             host=self.host,
-            permit=self.permit,
+            permit=self.shared.permit,
             tally=self.tally,
             reports=self.reports,
             verdicts=self.verdicts,
@@ -192,6 +192,7 @@ class PeerDaemon:
                 waiting.cancel()
             await asyncio.gather(joining, *ends, return_exceptions=True)
             self._close_last()
+            self.shared.left(self.identity.peer_id)
 
     def _close_last(self) -> None:
         """Let go of what was kept of the last stage: on its way to the next a peer still shows it to auditors."""
@@ -237,7 +238,7 @@ class PeerDaemon:
         That is its own where the run was amended: it is joined anew.
         """
         memory = MemoryPressure(joined.settings, joined.model)
-        threads = work_threads(joined, self.permit, self._threads.follower, memory, make=self._work_thread)
+        threads = work_threads(joined, self.shared.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         self._close_last()
@@ -297,11 +298,9 @@ class PeerDaemon:
                         raise _broken("a service of this peer died", service.exception())
                 if at.target is not None:
                     return
-                limit = self.volunteer.memory_bytes
-                if limit is not None and used_bytes() > limit:
-                    raise LocalError(
-                        f"this peer holds {used_bytes() / GIB:.2f} GiB, more than --memory {limit / GIB:.2f}: it leaves"
-                    )
+                too_much = self.shared.room.asks_to_leave(self.identity.peer_id)
+                if too_much:
+                    raise LocalError(too_much)
                 if at.steps.is_run_over:
                     over_since = over_since or time.monotonic()
                     if time.monotonic() - over_since > LINGER_S and not await self._host_lives():

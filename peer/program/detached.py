@@ -21,7 +21,12 @@ LAST_LINES = 5
 
 
 def ask_before(
-    host: str, addresses: Sequence[str], invite: Invite | None, stage: int | None, limits: OwnerLimits
+    host: str,
+    addresses: Sequence[str],
+    invite: Invite | None,
+    stage: int | None,
+    limits: OwnerLimits,
+    num_peers: int,
 ) -> None:
     """Show the run's offer here, where somebody can be asked. Raises click's Exit, or TransientError without a host."""
     from peer.directory.host import Host
@@ -42,7 +47,7 @@ def ask_before(
         finally:
             await transport.close()
 
-    show_and_ask(*run(look), stage, limits)
+    show_and_ask(*run(look), stage, limits, num_peers)
 
 
 def start_detached(state: StateFolder, arguments: Sequence[str]) -> None:

@@ -18,12 +18,14 @@ from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.neighbours import stage_topic
-from peer.owner.limits import VolunteerSettings, first_that_fits
-from peer.owner.machine import folder_bytes
+from peer.machine.load import folder_bytes
+from peer.owner.limits import VolunteerSettings
 from peer.pipeline.compute import Urgency, WorkThread
+from peer.program.shared import Shared
 from peer.state.donors import donors_of
+from peer.state.downloads import HeldFile
 from peer.state.first_state import FirstState
-from peer.state.run_files import HeldFile, RunFiles
+from peer.state.run_files import RunFiles
 from swarm.checkpoint.state import StageState
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
@@ -32,7 +34,7 @@ from swarm.core.errors import AmendedError, RemoteError, SettingsError, Transien
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
-from swarm.core.plan import held_token_bytes, stage_memory_bytes
+from swarm.core.plan import TOKENS, held_token_bytes, stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.data.piece_store import PieceFolder
@@ -104,6 +106,7 @@ class Joining:
     def __init__(
         self,
         volunteer: VolunteerSettings,
+        shared: Shared,
         identity: Identity,
         transport: Transport,
         limited: LimitedTransport,
@@ -118,6 +121,7 @@ class Joining:
         self._work_thread = work_thread
         self._say = say
         self._volunteer = volunteer
+        self._shared = shared
         self._identity = identity
         self._transport = transport
         self._limited = limited
@@ -174,6 +178,7 @@ class Joining:
             limited=self._limited,
             folder=folder,
             donors=partial(self._donors, name, stage),
+            downloads=self._shared.downloads,
         )
         if settings.model.has_base:
             model = await self._on_base(model, files, stage)
@@ -229,14 +234,15 @@ class Joining:
 
     async def _on_base(self, model: StageModel, files: RunFiles, stage: StageIndex) -> StageModel:
         """The stage on its frozen base, fetched by now. Raises TransientError when nobody gives the rest of it."""
-        held = await files.open_base(stage)
+        held, wanted = await files.open_base(stage)
         base = held.folder
         for left in range(BASE_TRIES - 1, -1, -1):
-            if base.missing():
-                missing_bytes = sum(stop - start for start, stop in map(base.pieces.span, base.missing()))
+            missing = [index for index in wanted if index not in base]
+            if missing:
+                missing_bytes = sum(stop - start for start, stop in map(base.pieces.span, missing))
                 self._say(f"fetching {missing_bytes / 1e6:.1f} MB of the frozen base")
             try:
-                await files.fetch(held, base.missing())
+                await files.fetch(held, missing)
                 break
             except TransientError:
                 if not left:
@@ -277,9 +283,11 @@ class Joining:
 
         def items(mode: ComputeMode) -> dict[str, int]:
             found = stage_memory_bytes(settings, size, hidden_size, device, stage=stage, mode=mode)
-            return found | {"disk.the run's tokens": tokens}
+            return found | {f"disk.{TOKENS}": tokens}
 
-        mode = first_that_fits(modes(settings), items, volunteer, held_bytes=folder_bytes(folder))
+        mode = self._shared.room.first_that_fits(
+            self._identity.peer_id, stage, modes(settings), items, volunteer, held_bytes=folder_bytes(folder)
+        )
         if mode != ComputeMode.of_run(settings):
             log.info(
                 "to fit into memory, %d of a microbatch's %d samples are computed at once, and forward twice",
@@ -289,13 +297,14 @@ class Joining:
         return mode
 
     async def _donors(self, name: RunId, stage: StageIndex) -> Sequence[PeerId]:
-        """Who serves the stage by now, if the directory tells."""
+        """Who serves the stage on other machines by now, if the directory tells."""
         try:
             topic = stage_topic(name, stage)
-            return await donors_of(self._directory, self._transport, topic, self._rng, soon_s=DONORS_SOON_S)
+            found = await donors_of(self._directory, self._transport, topic, self._rng, soon_s=DONORS_SOON_S)
         except TransientError as error:
             log.info("the directory: %s", error)
             return []
+        return [donor for donor in found if donor not in self._shared.downloads.peers]
 
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""

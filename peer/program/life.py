@@ -1,10 +1,9 @@
-"""A daemon's life from its start to its end: it looks for the run, joins it, goes away and comes back.
+"""A peer's life from its daemon's start to its end: it looks for the run, joins it, goes away and comes back.
 
 A session is one transport, one directory and one peer; going away ends it whole, so nothing of it uses the network.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import random
@@ -16,14 +15,13 @@ from peer.directory.known_peers import KnownPeers
 from peer.directory.reachability import Reachability, dial_all, keep_the_hosts_time
 from peer.directory.relaying import VolunteerRelay
 from peer.owner.desk import OwnerDesk
-from peer.owner.limits import VolunteerSettings
+from peer.owner.own_peer import OwnPeer
 from peer.program.daemon import PeerDaemon
 from peer.program.joining import OnRun
 from swarm.core.errors import SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import Conduct
 from swarm.host_protocol import seed_topic
-from swarm.identity.key import Identity
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.records import addresses_in
 from swarm.network.loop import happened
@@ -59,12 +57,12 @@ class Backoff:
 
 
 class Life:
-    """The daemon's life with one run."""
+    """The life of one of a daemon's peers with one run."""
 
     def __init__(
         self,
         desk: OwnerDesk,
-        identity: Identity,
+        peer: OwnPeer,
         host: PeerId,
         addresses: Sequence[str],
         known: KnownPeers,
@@ -76,7 +74,7 @@ class Life:
     ) -> None:
         """`make_peer` is called as `PeerDaemon` is, for each session."""
         self._desk = desk
-        self._identity = identity
+        self._peer = peer
         self._host = host
         self._addresses = list(addresses)
         self._known = known
@@ -86,62 +84,54 @@ class Life:
         self._make_peer = make_peer
         self._seeds: dict[PeerId, list[str]] = {}
         self._seeds_at = 0.0
-        self._kept = KeptAnswers(desk.volunteer.folder / f"host-{host[-12:]}.answers")
+        self._kept = KeptAnswers(peer.folder / f"host-{host[-12:]}.answers")
         self._has_fitted = False
         """A peer of this run has lived on this machine."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises what no waiting mends: SettingsError, LocalError, RemoteError."""
-        watching = asyncio.ensure_future(self._desk.watch())
-        try:
-            while not stop.is_set():
-                if self._desk.decision.conduct is Conduct.AWAY:
-                    await self._until_decided(stop)
-                    continue
-                try:
-                    if await self._session(self._desk.volunteer, stop):
-                        return
-                except (TransientError, SettingsError) as error:
-                    # What fitted once will fit again, when others leave the machine's memory and disk alone.
-                    if isinstance(error, SettingsError) and not self._has_fitted:
-                        raise
-                    if await self._wait_to_retry(str(error), stop):
-                        return
-                if watching.done():
-                    watching.result()
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+        while not stop.is_set():
+            if self._desk.decision.conduct is Conduct.AWAY:
+                await self._until_decided(stop)
+                continue
+            try:
+                if await self._session(stop):
+                    return
+            except (TransientError, SettingsError) as error:
+                # What fitted once will fit again, when others leave the machine's memory and disk alone.
+                if isinstance(error, SettingsError) and not self._has_fitted:
+                    raise
+                if await self._wait_to_retry(str(error), stop):
+                    return
 
-    async def _session(self, volunteer: VolunteerSettings, stop: asyncio.Event) -> bool:
+    async def _session(self, stop: asyncio.Event) -> bool:
         """Join and live; whether the run is over. Raises TransientError when the run's host cannot be reached."""
-        desk = self._desk
-        desk.phase, desk.waits_for = "starting", "the network's start"
-        transport = await P2PTransport.create(self._identity, P2PSettings(listen=volunteer.listen))
-        desk.attach(transport)
+        desk, peer, volunteer = self._desk, self._peer, self._peer.volunteer
+        peer.phase, peer.waits_for = "starting", "the network's start"
+        transport = await P2PTransport.create(peer.identity, P2PSettings(listen=volunteer.listen))
+        peer.attach(transport)
         directory = None
         try:
-            directory = await DHTDirectory.create(self._identity, transport)
+            directory = await DHTDirectory.create(peer.identity, transport)
             if not await self._find_run(transport, directory, stop):
                 return False
             daemon = self._make_peer(
                 volunteer,
-                self._identity,
+                peer.identity,
                 transport,
                 directory,
                 self._host,
-                permit=desk.permit,
+                shared=desk.shared,
                 kept=self._kept,
-                threads=desk.threads,
+                threads=peer.threads,
                 on_run=self._on_run,
                 say=self._say,
                 waits_for=self._waits_for,
             )
-            desk.phase, desk.waits_for = "joining", "the run's data and state"
+            peer.phase, peer.waits_for = "joining", "the run's data and state"
             mapper = PortMapper.of_this_home() if volunteer.asks_router else None
             reachability = Reachability(transport, directory, self._host, self._addresses, mapper=mapper)
-            desk.joins(daemon, reachability)
+            peer.joins(daemon, reachability)
             enough = asyncio.Event()
             works = [self._mind(daemon, stop), reachability.run(), _until_lost(transport)]
             if volunteer.relay_listen:
@@ -172,16 +162,16 @@ class Life:
                 self._say("the run is over")
             return daemon.finished.is_set()
         finally:
-            desk.detach()
+            peer.detach()
             if directory is not None:
                 await directory.close()
             await transport.close()
 
     def _waits_for(self, what: str) -> None:
         """What stands between this peer and its work, once it has found the run."""
-        if what and what != self._desk.waits_for:
+        if what and what != self._peer.waits_for:
             self._say(what)
-        self._desk.waits_for = what or "the run's data and state"
+        self._peer.waits_for = what or "the run's data and state"
 
     async def _find_run(self, transport: P2PTransport, directory: DHTDirectory, stop: asyncio.Event) -> bool:
         """Connect to the host, trying for ever; False when told to stop or to go away meanwhile.
@@ -217,10 +207,10 @@ class Life:
     async def _wait_to_retry(self, why: str, stop: asyncio.Event) -> bool:
         """Whether it was told to stop meanwhile."""
         wait_s = self._backoff.next_s()
-        if (self._desk.phase, self._desk.waits_for) != ("looking", why):
+        if (self._peer.phase, self._peer.waits_for) != ("looking", why):
             self._say(f"{why} (tried again for ever; `swarm status` tells more)")
             log.warning("%s", why)
-        self._desk.phase, self._desk.waits_for = "looking", why
+        self._peer.phase, self._peer.waits_for = "looking", why
         return await happened(stop, within_s=wait_s)
 
     async def _mind(self, daemon: PeerDaemon, stop: asyncio.Event) -> None:

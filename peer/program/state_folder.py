@@ -15,6 +15,7 @@ from swarm.log_format import LogFormatter
 
 log = logging.getLogger(__name__)
 
+_OF_GPU = "gpu-"
 MAX_LOG_BYTES = 4 << 20
 """Of each of the two log files."""
 
@@ -48,6 +49,14 @@ class StateFolder:
     @property
     def lock(self) -> Path:
         return self.path / "daemon.lock"
+
+    def of_gpu(self, number: int) -> "StateFolder":
+        """Of a further peer of the daemon, which computes on that GPU: what is its own alone."""
+        return StateFolder(self.path / f"{_OF_GPU}{number}")
+
+    def of_all(self) -> "list[StateFolder]":
+        """This one and those that further peers of the daemon have had."""
+        return [self, *(StateFolder(path) for path in sorted(self.path.glob(f"{_OF_GPU}*")) if path.is_dir())]
 
     def make(self) -> None:
         """Raises SettingsError when it cannot be written."""

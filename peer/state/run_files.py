@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 from peer.directory.host import TRIES, Host
 from peer.directory.limited_transport import LimitedTransport
+from peer.state.downloads import Downloads, HeldFile, Kept
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
@@ -54,26 +54,6 @@ Donors = Callable[[], Awaitable[Sequence[PeerId]]]
 """Other peers of the stage."""
 
 
-class Kept(Donated, Protocol):
-    """Where pieces come to lie."""
-
-    def __contains__(self, index: object) -> bool: ...
-
-    def put(self, index: int, data: bytes | bytearray | memoryview) -> None:
-        """Raises RemoteError for bytes that are not the piece's. Blocks."""
-
-
-Kept_co = TypeVar("Kept_co", bound=Kept, covariant=True)
-
-
-@dataclass(frozen=True)
-class HeldFile(Generic[Kept_co]):
-    """What is here of a file, and where the rest may be had besides from peers and the host."""
-
-    folder: Kept_co
-    mirrors: Sequence[str] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
     """Files of one run, as they come to this machine and lie on it."""
@@ -85,6 +65,10 @@ class RunFiles:
     """Counts what comes from mirrors, and holds it to the owner's rate."""
     folder: Path
     donors: Donors
+    downloads: Downloads
+    """What came of them for other peers of this daemon is here too."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One fetch at a time."""
     mirrors: MirrorClient = field(default_factory=MirrorClient)
     known: list[tuple[float, tuple[PeerId, ...]]] = field(default_factory=list)
     """The donors that the directory named last, and when; empty before."""
@@ -103,8 +87,9 @@ class RunFiles:
         self._give(train, held_out)
         return train, held_out
 
-    async def open_base(self, stage: int) -> HeldFile[BasePieces]:
-        """What the stage computes with of the frozen base, of which others are given from now on what is here.
+    async def open_base(self, stage: int) -> tuple[HeldFile[BasePieces], list[int]]:
+        """The frozen base, of which others are given from now on what is here, and the pieces that the stage computes
+        with.
 
         Raises as `open`.
         """
@@ -112,11 +97,12 @@ class RunFiles:
         assert digest is not None, "a run with adapters has it"
         layout, path = base_layout(model), self.folder / f"base-{digest.hex()[:16]}"
         pieces, mirrors = await self._pieces_of(path, digest, layout.size_bytes)
-        opened = await asyncio.to_thread(BasePieces, path, pieces, base_tensors(model, stage))
-        log.info("frozen base: %d of %d pieces are here", len(opened.held()), len(opened.wanted))
-        held = HeldFile(opened, mirrors)
+        held = await self.downloads.open(path, lambda: BasePieces(path, pieces), mirrors, self.transport.peer_id)
+        wanted = await asyncio.to_thread(held.folder.take_up, base_tensors(model, stage))
+        here = sum(index in held.folder for index in wanted)
+        log.info("frozen base: %d of %d pieces are here", here, len(wanted))
         self._give(held)
-        return held
+        return held, wanted
 
     def _give(self, *files: HeldFile[Kept]) -> None:
         if not self.given:
@@ -127,9 +113,12 @@ class RunFiles:
         size_bytes = num_tokens * self.settings.data.token_bytes
         folder = self.folder / f"{label}-{digest.hex()[:16]}"
         found, mirrors = await self._pieces_of(folder, digest, size_bytes)
-        opened = await asyncio.to_thread(PieceFolder, folder, found, self.settings.data.token_bytes)
-        log.info("%s: %d of %d pieces are here", label, len(opened.held()), len(found))
-        return HeldFile(opened, mirrors)
+        token_bytes = self.settings.data.token_bytes
+        held = await self.downloads.open(
+            folder, lambda: PieceFolder(folder, found, token_bytes), mirrors, self.transport.peer_id
+        )
+        log.info("%s: %d of %d pieces are here", label, len(held.folder.held()), len(found))
+        return held
 
     async def _pieces_of(self, folder: Path, digest: bytes, size_bytes: int) -> tuple[PieceList, Sequence[str]]:
         """The list of a file's pieces, kept beside where they come to lie, and the file at mirrors."""
@@ -173,6 +162,11 @@ class RunFiles:
 
     async def fetch(self, file: HeldFile[Kept], wanted: Collection[int]) -> None:
         """Have these pieces here. Raises TransientError when nobody gives one."""
+        if any(index not in file.folder for index in wanted):
+            async with self.turn, file.fetching:
+                await self._fetch(file, wanted)
+
+    async def _fetch(self, file: HeldFile[Kept], wanted: Collection[int]) -> None:
         folder = file.folder
         todo = deque(index for index in dict.fromkeys(wanted) if index not in folder)
         if not todo:

@@ -246,6 +246,11 @@ def held_token_bytes(settings: RunSettings) -> int:
     return min(whole, chunks * order.slices_per_chunk * of_slice + SPARE_TOKEN_BYTES)
 
 
+TOKENS = "the run's tokens"
+ONCE_A_MACHINE = frozenset({TOKENS, "frozen base"})
+"""Items of the host and its disk that all peers of a daemon at one stage have together."""
+
+
 def stage_memory_bytes(
     settings: RunSettings,
     num_parameters: int,

@@ -1,7 +1,7 @@
 """A run's token file where it lies: whole at the host, some pieces of it at a peer."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -71,6 +71,8 @@ class PieceFolder:
         """Whoever gives up on a piece leaves a thread that writes it, while another may bring it already."""
         self._touched: dict[int, int] = {}
         """When each piece that is here was last read or written, in a count of its own."""
+        self._kept_for: dict[Hashable, frozenset[int]] = {}
+        """By reader."""
         for path in sorted(folder.iterdir()):
             index = int(path.name) if path.name.isdecimal() else -1
             if 0 <= index < len(pieces) and pieces.is_piece(index, path.read_bytes()):
@@ -100,12 +102,18 @@ class PieceFolder:
                     partial.write_bytes(data)
             self._touched[index] = next(self._clock)
 
-    def forget(self, kept: Iterable[int], most: int) -> None:
-        """Of the pieces that need not be `kept`, have at most so many, those that were needed last."""
-        others = sorted(set(self._touched) - set(kept), key=self._touched.__getitem__)
-        for index in others[: max(0, len(others) - most)]:
+    def forget(self, reader: Hashable, kept: Iterable[int], most: int) -> None:
+        """What a reader needs are the `kept`. Of the pieces that no reader needs have at most so many for each, those
+        that were needed last."""
+        self._kept_for[reader] = frozenset(kept)
+        others = sorted(set(self._touched).difference(*self._kept_for.values()), key=self._touched.__getitem__)
+        for index in others[: max(0, len(others) - most * len(self._kept_for))]:
             del self._touched[index]
             (self._folder / str(index)).unlink(missing_ok=True)
+
+    def let_go(self, reader: Hashable) -> None:
+        """It needs none any more."""
+        self._kept_for.pop(reader, None)
 
     def of_tokens(self, start: int, stop: int) -> range:
         """The pieces that hold tokens [start, stop), of which there is one at least."""

@@ -77,20 +77,37 @@ class Limit(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., used: _Optional[str] = ..., meaning: _Optional[str] = ..., at_next_start: _Optional[bool] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("peer_id", "state", "reason", "uptime_s", "run_name", "run_id", "host", "place", "work", "audits", "traffic", "machine", "limits", "addresses", "num_neighbours", "reach", "credit", "links")
-    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("state", "reason", "uptime_s", "host", "traffic", "machine", "limits", "peers")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
-    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
-    AUDITS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    reason: str
+    uptime_s: float
+    host: str
+    traffic: Traffic
+    machine: Machine
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., host: _Optional[str] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("peer_id", "state", "reason", "name", "device", "run_name", "run_id", "place", "work", "audits", "addresses", "num_neighbours", "reach", "credit", "links")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     NUM_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
@@ -99,22 +116,19 @@ class Status(_message.Message):
     peer_id: str
     state: str
     reason: str
-    uptime_s: float
+    name: str
+    device: str
     run_name: str
     run_id: str
-    host: str
     place: Place
     work: Work
     audits: Audits
-    traffic: Traffic
-    machine: Machine
-    limits: _containers.RepeatedCompositeFieldContainer[Limit]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     num_neighbours: int
     reach: Reach
     credit: Credit
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., host: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("peer_id", "way")
@@ -219,15 +233,13 @@ class Traffic(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., month_bytes: _Optional[int] = ..., up_mbit: _Optional[float] = ..., down_mbit: _Optional[float] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("memory_bytes", "disk_bytes", "written_today_bytes", "cpu_cores", "device")
+    __slots__ = ("memory_bytes", "disk_bytes", "written_today_bytes", "cpu_cores")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TODAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     CPU_CORES_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     disk_bytes: int
     written_today_bytes: int
     cpu_cores: float
-    device: str
-    def __init__(self, memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., written_today_bytes: _Optional[int] = ..., cpu_cores: _Optional[float] = ..., device: _Optional[str] = ...) -> None: ...
+    def __init__(self, memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., written_today_bytes: _Optional[int] = ..., cpu_cores: _Optional[float] = ...) -> None: ...

@@ -13,7 +13,7 @@ from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
 
 GIB = 1 << 30
-SAID = "2026 INFO peer.owner.limits: at most 1.500 GiB of memory: libraries 0.40 GiB; p2pd 0.10 GiB; moments 1.00 GiB"
+SAID = "2026 INFO peer.owner.room: at most 1.500 GiB of memory: libraries 0.40 GiB; p2pd 0.10 GiB; moments 1.00 GiB"
 
 
 def test_every_row_is_a_run_whose_stages_hold_what_the_row_is_about(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ BY_A_TEST = {
     "swarm demo --attack written_result:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm config gpu auto": "tests/peer/owner/test_gpu_limits.py",
+    "swarm identity show --dir FOLDER/gpu-1": "tests/peer/program/test_two_gpus.py",
+    "swarm join 'swarm://...' --gpu all": "tests/peer/program/test_two_gpus.py",
     "swarm config router-ports leave": "tests/swarm/core/owner/test_guest.py",
     "swarm families": "tests/swarm/test_cli_commands.py",
     "python -m benchmarks.families.finetuning --json": "tests/benchmarks/test_families.py",

@@ -107,7 +107,8 @@ def test_a_stranger_hosts_joins_watches_pulls_and_leaves(stranger: Stranger) -> 
         stranger.event("checkpoint", within_s=TRAINED_S)
         told = json.loads(stranger.does("swarm", "status", "--json", "--dir", "one"))
         assert (told["state"], told["reason"]) == ("working", "")
-        assert told["work"]["certified_microbatches"] > 0
+        (peer,) = told["peers"]
+        assert peer["work"]["certified_microbatches"] > 0
         page = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
         assert "<title>" in stranger.does("python", "-c", page, listening["web"])
         stranger.does("swarm", "pull", invite, "model")

@@ -12,6 +12,8 @@ from swarm.core.errors import SettingsError
 NONE = "none"
 """Written for a limit that is not set."""
 DAY_MINUTES = 24 * 60
+GPU_WORDS = ("auto", "cpu", "all")
+"""That stand for a GPU's number."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,16 @@ def _whole(lowest: int) -> Callable[[str], int]:
 
 
 def _gpu(text: str) -> str:
-    if text not in ("auto", "cpu") and not (text.isdecimal() and len(text) <= 2):
-        raise ValueError("give auto, cpu, or the number of a GPU, counted from 0")
-    return text
+    """Numbers ascending, each once."""
+    if text in GPU_WORDS:
+        return text
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and len(number.strip()) <= 2 for number in numbers):
+        raise ValueError("give auto, cpu, all, or the numbers of GPUs, counted from 0, with a comma between two")
+    named = sorted(int(number) for number in numbers)
+    if len(set(named)) < len(named):
+        raise ValueError("a GPU is named twice; one peer computes on each")
+    return ",".join(map(str, named))
 
 
 def _nice(text: str) -> int:
@@ -171,8 +180,14 @@ def _minute(text: str) -> int:
 LIMITS = (
     Limit("threads", _whole(1), "2", "processor cores to use; none: all", at_next_start=True),
     Limit("memory-gib", _number, "8", "most memory, in GiB; none: what is free at the start", at_next_start=True),
-    Limit("gpu", _gpu, "0", "GPU to use: auto, the first that there is; its number; or cpu", at_next_start=True),
-    Limit("gpu-memory-gib", _number, "6", "most memory of the GPU, in GiB", at_next_start=True),
+    Limit(
+        "gpu",
+        _gpu,
+        "0,1",
+        "GPUs to use, one peer on each: auto, the first that there is; numbers such as 0,1; all; or cpu",
+        at_next_start=True,
+    ),
+    Limit("gpu-memory-gib", _number, "6", "most memory of each GPU, in GiB", at_next_start=True),
     Limit("disk-gib", _number, "20", "most disk space of the state folder, in GiB"),
     Limit("disk-writes-gib", _number, "50", "most written to disk in a day, in GiB"),
     Limit("upload-mbit", _number, "10", "most upload, in Mbit/s"),
@@ -196,7 +211,7 @@ LIMITS = (
     Limit("on-battery", _word("pause", "work"), "pause", "what to do on battery: pause or work"),
     Limit("nice", _nice, "15", "how far it gives way to other programs: 0, not at all, to 19", at_next_start=True),
     Limit("busy-cpu", _percent, "40", "pause while other programs use more of the processor, in %"),
-    Limit("busy-gpu", _percent, "10", "pause while other programs use more of the GPU, in %"),
+    Limit("busy-gpu", _percent, "10", "pause while other programs use more of a GPU, in %"),
 )
 _BY_NAME = {limit.name: limit for limit in LIMITS}
 assert {limit.field for limit in LIMITS} == {field.name for field in fields(OwnerLimits)}

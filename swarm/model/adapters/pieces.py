@@ -1,6 +1,6 @@
 """What a peer has of a run's frozen base: checked pieces at their places in one file, which is mapped.
 
-The file has the whole base's length and holds what one stage computes with; the rest of it takes no room.
+The file has the whole base's length and holds what some stages compute with; the rest of it takes no room.
 """
 
 import threading
@@ -16,31 +16,26 @@ from swarm.model.adapters.base import BaseTensor
 class BasePieces:
     """Given to others piece by piece, as token files are."""
 
-    def __init__(self, path: Path, pieces: PieceList, tensors: Iterable[BaseTensor]) -> None:
-        """Takes up what an earlier process left there of what the tensors lie in. Blocks."""
+    def __init__(self, path: Path, pieces: PieceList) -> None:
+        """Blocks."""
         self.pieces, self.name = pieces, path.name
-        self.wanted = sorted(
-            {
-                index
-                for tensor in tensors
-                for index in pieces_of(tensor.first_byte, tensor.first_byte + tensor.size_bytes)
-            }
-        )
         self._file, self._held, self._putting = WholeFile(path, pieces), set[int](), threading.Lock()
-        was_there = path.exists()
+        self._unseen = set(range(len(pieces))) if path.exists() else set[int]()
+        """Pieces that an earlier process may have left."""
         with path.open("ab") as file:
             file.truncate(pieces.size_bytes)
-        if was_there:
-            self._held = {index for index in self.wanted if pieces.is_piece(index, self._file.piece(index))}
+        self.data = self._file.data
+        """All of the base, zero where it is not here: mapped once, whoever computes with it."""
 
-    @property
-    def data(self) -> memoryview:
-        """All of the base, zero where it is not here."""
-        return self._file.data
-
-    def missing(self) -> list[int]:
-        """Pieces that are wanted and not here."""
-        return [index for index in self.wanted if index not in self._held]
+    def take_up(self, tensors: Iterable[BaseTensor]) -> list[int]:
+        """The pieces that the tensors lie in; of these, what an earlier process left is here from now on. Blocks."""
+        spans = ((tensor.first_byte, tensor.first_byte + tensor.size_bytes) for tensor in tensors)
+        wanted = sorted({index for span in spans for index in pieces_of(*span)})
+        with self._putting:
+            unseen = self._unseen.intersection(wanted)
+            self._held |= {index for index in unseen if self.pieces.is_piece(index, self._file.piece(index))}
+            self._unseen -= unseen
+        return wanted
 
     def __contains__(self, index: object) -> bool:
         return index in self._held

@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _give_way() -> None:
-    """This session, which the daemon made for p2pd, is as nice as the daemon (Linux; see `peer.owner.priority`)."""
+    """This session, which the daemon made for p2pd, is as nice as the daemon (Linux; see `peer.machine.priority`)."""
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice > 0:
         with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:

@@ -42,7 +42,10 @@ def status(zygote: Zygote, folder: Path) -> dict[str, Any]:
         check=False,
         timeout=60,
     )
-    told: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    if done.returncode != 0:
+        return {}
+    (peer,) = json.loads(done.stdout)["peers"]
+    told: dict[str, Any] = peer
     return told
 
 

@@ -60,10 +60,10 @@ async def paused_at(swarm: InProcessSwarm, version: int) -> AsyncIterator[None]:
     """Its owners pause the peers at that version, or one later."""
     await swarm.until_version(version)
     for peer in swarm.peers:
-        peer.daemon.permit.withhold("the test")
+        peer.daemon.shared.permit.withhold("the test")
     yield
     for peer in swarm.peers:
-        peer.daemon.permit.give()
+        peer.daemon.shared.permit.give()
 
 
 def has_happened(swarm: InProcessSwarm, event: str) -> bool:

@@ -231,7 +231,7 @@ def hold_at(swarm: InProcessSwarm, **facts: Any) -> None:
     def look(event: Event) -> None:
         if facts.items() <= event.items():
             for peer in swarm.of_stage(0):
-                peer.daemon.permit.withhold("the test looks")
+                peer.daemon.shared.permit.withhold("the test looks")
 
     swarm.on_event.append(look)
 
@@ -260,7 +260,7 @@ def test_a_planted_loss_spike_is_rolled_back_by_one_command(tmp_path: Path, caps
             stop = ids_of(last).stop
             assert done["skip"] == [[52, stop]]
             for peer in swarm.of_stage(0):
-                peer.daemon.permit.give()
+                peer.daemon.shared.permit.give()
             report = await swarm.finished()
             assert report["steps"] == 34
             assert not [n for n in report["notices"] if n["step"] > last]
@@ -312,7 +312,7 @@ def test_a_peer_that_did_not_hear_finds_itself_behind(tmp_path: Path) -> None:
             async with commanded(swarm.host):
                 assert await asyncio.to_thread(run, arguments) is ExitCode.OK
             for peer in swarm.of_stage(0):
-                peer.daemon.permit.give()
+                peer.daemon.shared.permit.give()
             await swarm.until(lambda: sleeper.steps.era == 1 and sleeper.steps.is_member)
             assert len(sleeper.steps.chain.members) == 2
             report = await swarm.finished()

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 from peer.directory.limited_transport import LimitedTransport
+from peer.directory.line import Line
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -24,7 +25,7 @@ def test_of_a_crowd_that_asks_for_bulk_one_answer_has_a_place_in_the_line() -> N
 
     async def scenario() -> None:
         network = MemoryNetwork(random.Random(0))
-        limited = LimitedTransport(network.transport(ME), upload_mbit=1.0, download_mbit=None)
+        limited = LimitedTransport(network.transport(ME), Line(upload_mbit=1.0))
         limited.serve("give", give, max_body_bytes=0)
         limited.expect([MEMBER.peer_id])
         strangers = [network.transport(identity) for identity in STRANGERS]

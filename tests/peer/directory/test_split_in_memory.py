@@ -30,7 +30,7 @@ async def scenario(folder: Path) -> dict[str, Any]:
         assert all(peer.steps.version >= max(at_cut) + 4 for peer in goers)
         for peer, version in zip(pausers, at_cut, strict=True):
             assert peer.steps.version <= version + IN_FLIGHT, "both halves have gone on"
-        goers[0].daemon.permit.withhold("for the test")  # else the run is over before the others are back
+        goers[0].daemon.shared.permit.withhold("for the test")  # else the run is over before the others are back
         for one in with_host:
             for other in pausers:
                 swarm.network.heal(one, other.peer_id)
@@ -40,7 +40,7 @@ async def scenario(folder: Path) -> dict[str, Any]:
             if peer.steps.version > ahead.steps.version:
                 assert await ahead.steps.wait_for_version(int(peer.steps.version), timeout_s=20.0)
             assert peer.steps.chain.name == ahead.steps.chain.name
-        goers[0].daemon.permit.give()
+        goers[0].daemon.shared.permit.give()
         return await swarm.finished(timeout_s=60.0)
 
 

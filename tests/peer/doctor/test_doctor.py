@@ -119,6 +119,10 @@ def test_a_clobbered_import_name_and_a_wrong_version_are_told() -> None:
         ("1", ["one"], "12.8", Level.PROBLEM),
         ("auto", ["one"], None, Level.PROBLEM),
         ("auto", ["one"], "12.8", Level.OK),
+        ("all", ["one", "two"], "12.8", Level.OK),
+        ("all", [], "12.8", Level.PROBLEM),
+        ("0,1", ["one", "two"], "12.8", Level.OK),
+        ("0,2", ["one", "two"], "12.8", Level.PROBLEM),
     ],
 )
 def test_a_gpu_needs_a_driver_and_torch_for_it(

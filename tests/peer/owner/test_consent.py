@@ -1,5 +1,6 @@
 """What a volunteer is told before it joins is all there, and nobody joins who did not say yes."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import click
 import pytest
 
 from bootstrap.state.run_folder import PreparedRun
-from peer.owner.consent import offer, show_and_ask
+from peer.owner.consent import ask, offer, show_and_ask
 from swarm.core.owner.limits import OwnerLimits
 from swarm.question import DECLINED
 from tests.swarm_in_process import manifest_of, prepare
@@ -66,3 +67,23 @@ def test_nobody_joins_without_a_yes(
     answering(monkeypatch, terminal=False, answer=True)
     with pytest.raises(click.UsageError, match="give --yes to join"):
         show_and_ask(*asked)
+
+
+def test_the_owner_is_asked_once_for_all_peers_of_the_daemon(
+    prepared: PreparedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+    async def join(*, answer: bool) -> list[BaseException | None]:
+        monkeypatch.setattr(click, "confirm", lambda question: asked.append(question) or answer)
+        consent = ask(None, OwnerLimits(), 2)
+        joining = (consent(prepared.signed, prepared.settings) for _ in range(2))
+        return await asyncio.gather(*joining, return_exceptions=True)
+
+    assert asyncio.run(join(answer=True)) == [None, None]
+    assert [type(error) for error in asyncio.run(join(answer=False))] == [click.exceptions.Exit] * 2
+    assert len(asked) == 2
+    told = [offer(prepared.signed, prepared.settings, 0, OwnerLimits(), number) for number in (1, 2)]
+    assert "stage 0 on each of 2 GPUs" in told[1]["model"]
+    assert told[0]["traffic"] != told[1]["traffic"]

@@ -19,11 +19,13 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.owner.cores import claim_cores
+from peer.machine.core_share import DaemonThreads
+from peer.machine.cores import claim_cores
+from peer.machine.load import folder_bytes, parse_pmon
 from peer.owner.desk import OwnerDesk
 from peer.owner.limits import VolunteerSettings
 from peer.owner.log_lines import QUEUED_LINES, LogLines
-from peer.owner.machine import folder_bytes, parse_pmon
+from peer.owner.own_peer import OwnPeer
 from peer.owner.usage import Usage
 from peer.owner.view import show_top
 from peer.program.state_folder import HeldFolder, StateFolder
@@ -63,7 +65,9 @@ def _served(
             identity = Identity.from_seed(bytes(32))
             volunteer = VolunteerSettings(folder=state.path, threads=1)
             stop = asyncio.Event()
-            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, identity.peer_id, lines, stop)
+            threads = DaemonThreads(1)
+            peers = [OwnPeer("", identity, volunteer, state.path, threads.of[0])]
+            desk = OwnerDesk(peers, threads, state, limits, identity.peer_id, lines, stop)
             server = await serve_owner_of_daemon(desk, short)
             held.listens_at(server.path)
             assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
@@ -86,13 +90,13 @@ def test_pause_resume_and_leave_reach_the_desk(short: Path, tmp_path: Path) -> N
     async def use(client: DaemonClient, desk: OwnerDesk) -> None:
         assert (await asyncio.to_thread(client.status)).state == "starting"
         told = await asyncio.to_thread(client.pause)
-        assert desk.permit.withheld
+        assert desk.shared.permit.withheld
         await desk.look()
         told = await asyncio.to_thread(client.status)
         assert (told.state, told.reason) == ("paused", "you asked it to pause: `swarm resume` ends it")
         await asyncio.to_thread(client.resume)
         await desk.look()
-        assert not desk.permit.withheld
+        assert not desk.shared.permit.withheld
         assert (await asyncio.to_thread(client.leave)).state == "leaving"
 
     _served(short, tmp_path, use)
@@ -123,6 +127,7 @@ def test_what_is_relayed_counts_both_ways_and_ends_where_the_rate_is_limited(sho
         assert desk.relay_left_bytes() == 600_000
         assert desk._usage.month_bytes == 2 * 1.05 * 400_000
         await asyncio.to_thread(client.set_limit, "upload-mbit", "10")
+        assert desk.shared.line.up.takes_s(10**7) == 8.0
         assert desk.relay_left_bytes() == 0
         told = {limit.name: limit.used for limit in (await asyncio.to_thread(client.limits)).limits}
         assert told["relay-gb"] == "0.00, no more while a rate is limited"
@@ -284,6 +289,7 @@ def test_other_programs_use_of_the_gpu_is_read() -> None:
 """
     assert parse_pmon(said, own_pid=1234) == 8.0
     assert parse_pmon(said, own_pid=1) == 45.0
+    assert parse_pmon(said + "    1        77     C     44      1      -      -    game\n", own_pid=1234) == 44.0
     assert parse_pmon("", own_pid=1) is None
 
 
@@ -292,7 +298,7 @@ def test_two_processes_take_different_cores(tmp_path: Path) -> None:
     for core in os.sched_getaffinity(0):
         (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
     program = (
-        "import os, pathlib, sys\nfrom peer.owner import cores\n"
+        "import os, pathlib, sys\nfrom peer.machine import cores\n"
         f"cores.CPUS = pathlib.Path({str(tmp_path)!r})\ncores.claim_cores(1)\n"
         "print(*sorted(os.sched_getaffinity(0)), flush=True)\nsys.stdin.read()"
     )

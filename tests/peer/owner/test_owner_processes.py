@@ -22,7 +22,7 @@ FOUND_S = 30.0
 BACK_S = 90.0
 
 
-def _ask(zygote: Zygote, *arguments: str) -> str:
+def ask(zygote: Zygote, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "swarm", *arguments],
         env={**os.environ, "XDG_RUNTIME_DIR": str(zygote.runtime)},
@@ -35,8 +35,10 @@ def _ask(zygote: Zygote, *arguments: str) -> str:
 
 
 def status_of(zygote: Zygote, folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(_ask(zygote, "status", "--json", "--dir", str(folder)))
-    return told
+    """With what is told of its one peer."""
+    told: dict[str, Any] = json.loads(ask(zygote, "status", "--json", "--dir", str(folder)))
+    (peer,) = told["peers"]
+    return told | peer
 
 
 def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: Path) -> None:
@@ -55,9 +57,9 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         assert 0 < told["credit"]["steps"] <= told["place"]["version"]
         assert told["credit"]["tokens"] > 0
         assert 1 <= told["credit"]["rank"] <= told["credit"]["num_ranked"] <= 4
-        assert "in the run (host's ledger)" in " ".join(_ask(zygote, "status", "--dir", str(folder)).split())
+        assert "in the run (host's ledger)" in " ".join(ask(zygote, "status", "--dir", str(folder)).split())
 
-        _ask(zygote, "pause", "--dir", str(folder))
+        ask(zygote, "pause", "--dir", str(folder))
         before = status_of(zygote, folder)
         assert before["state"] == "paused"
         swarm.wait_for_more("version", after=len(swarm.events()), count=3, timeout_s=60)
@@ -69,10 +71,10 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
             swarm.wait_for_more("version", after=len(swarm.events()), count=1, timeout_s=60)
             after = status_of(zygote, folder)
         assert after["work"]["last_step_tokens"] == 0
-        _ask(zygote, "resume", "--dir", str(folder))
+        ask(zygote, "resume", "--dir", str(folder))
 
         started = time.monotonic()
-        assert "left after" in _ask(zygote, "leave", "--dir", str(folder))
+        assert "left after" in ask(zygote, "leave", "--dir", str(folder))
         assert time.monotonic() - started < 30
         assert zygote.exit_code(swarm.peers["p1a"], timeout_s=5) == 0
 

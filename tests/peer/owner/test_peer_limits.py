@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.owner import memory
-from peer.directory.limited_transport import LimitedTransport, Meter
-from peer.owner.limits import GIB, P2PD_BYTES, VolunteerSettings, check_fit, check_memory, first_that_fits, used_bytes
+from peer.directory.limited_transport import LimitedTransport
+from peer.directory.line import Line, Meter, Taker
+from peer.owner.limits import GIB, VolunteerSettings, used_bytes
+from peer.owner.room import P2PD_BYTES, SETTLE_S, Room
 from peer.sim import TinyRun
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
@@ -25,18 +27,30 @@ from tests.process_swarm import ProcessSwarm, Zygote
 pytestmark = pytest.mark.processes
 
 
-def test_a_stage_that_does_not_fit_is_refused_with_the_sum() -> None:
+def volunteer(folder: Path) -> VolunteerSettings:
+    return VolunteerSettings(folder=folder, threads=1)
+
+
+ONE, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
+
+
+def room(folder: Path, memory_bytes: int | None = None, disk_bytes: int | None = None, num_p2pd: int = 1) -> Room:
+    return Room(folder, memory_bytes=memory_bytes, disk_bytes=disk_bytes, num_p2pd=num_p2pd)
+
+
+def test_a_stage_that_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"needs .* GiB and --memory is .* GiB .*weights 1\.00 GiB.*--stage"):
-        check_memory({"weights": GIB}, used_bytes() + GIB // 2)
+        room(tmp_path, used_bytes() + GIB // 2).take(ONE, 0, {"host.weights": GIB}, volunteer(tmp_path))
 
 
-def test_a_stage_that_fits_is_taken() -> None:
-    check_memory({"weights": 1 << 20}, used_bytes() + P2PD_BYTES + (8 << 20))
+def test_a_stage_that_fits_is_taken(tmp_path: Path) -> None:
+    allowed = used_bytes() + P2PD_BYTES + (8 << 20)
+    room(tmp_path, allowed).take(ONE, 0, {"host.weights": 1 << 20}, volunteer(tmp_path))
 
 
 def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.owner.limits._own_bytes", lambda: 1 << 28)
-    monkeypatch.setattr("peer.owner.limits._started_bytes", lambda: 0)
+    monkeypatch.setattr("peer.owner.room.own_bytes", lambda: 1 << 28)
+    monkeypatch.setattr("peer.owner.room.started_bytes", lambda: 0)
     wanted = modes(replace(TinyRun().settings(), batch=BatchSettings(microbatch_size=6, target_tokens=6)))
     sizes = {mode: (mode.samples_at_once * (1 if mode.recompute else 4)) << 26 for mode in wanted}
     assert [(mode.samples_at_once, mode.recompute) for mode in sizes] == [
@@ -47,9 +61,10 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypa
         (1, True),
     ]
 
-    def chosen(room: int) -> ComputeMode:
-        volunteer = VolunteerSettings(folder=tmp_path, threads=1, memory_bytes=(1 << 28) + P2PD_BYTES + (room << 26))
-        return first_that_fits(sizes, lambda mode: {"host.activations": sizes[mode]}, volunteer)
+    def chosen(left: int) -> ComputeMode:
+        for_one = room(tmp_path, (1 << 28) + P2PD_BYTES + (left << 26))
+        items = {mode: {"host.activations": size} for mode, size in sizes.items()}
+        return for_one.first_that_fits(ONE, 0, sizes, items.__getitem__, volunteer(tmp_path))
 
     assert chosen(24) == ComputeMode(6, recompute=False)
     assert chosen(6) == ComputeMode(6, recompute=True)
@@ -59,19 +74,57 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypa
 
 
 def test_tokens_that_the_disk_may_not_hold_are_refused_before_they_are_fetched(tmp_path: Path) -> None:
-    volunteer = VolunteerSettings(folder=tmp_path, threads=1, disk_bytes=GIB)
-    check_fit({"disk.the run's tokens": GIB // 2, "disk.states": GIB // 4}, volunteer)
+    of_one = room(tmp_path, disk_bytes=GIB)
+    of_one.take(ONE, 0, {"disk.the run's tokens": GIB // 2, "disk.states": GIB // 4}, volunteer(tmp_path))
     with pytest.raises(SettingsError, match=r"--disk-gib is 1\.00 GiB \(the run's tokens 2\.00 GiB"):
-        check_fit({"disk.the run's tokens": 2 * GIB}, volunteer)
+        of_one.take(ONE, 0, {"disk.the run's tokens": 2 * GIB}, volunteer(tmp_path))
 
 
-def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
-    """How long 400 KB there and 400 KB back take one limited peer."""
+def test_peers_of_a_daemon_are_fitted_in_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of it they hold already; and what one stage has once counts once."""
+    held = [1 << 28]
+    monkeypatch.setattr("peer.owner.room.own_bytes", lambda: held[0])
+    monkeypatch.setattr("peer.owner.room.started_bytes", lambda: 0)
+    of_two = room(tmp_path, (1 << 28) + 2 * P2PD_BYTES + GIB, GIB, num_p2pd=2)
+    needs = {"host.weights": GIB // 2, "host.frozen base": GIB // 8, "disk.the run's tokens": GIB // 2}
+    of_two.take(ONE, 0, needs, volunteer(tmp_path))
+    held[0] += GIB // 4
+    with pytest.raises(SettingsError, match=r"libraries 0\.25 GiB; .*weights 0\.50 GiB; .*the other peers 0\.62 GiB"):
+        of_two.take(OTHER, 1, needs, volunteer(tmp_path))
+    with pytest.raises(SettingsError, match=r"--disk-gib is 1\.00 GiB .*the other peers 0\.50 GiB"):
+        of_two.take(OTHER, 1, {"disk.the run's tokens": GIB // 2 + 1}, volunteer(tmp_path))
+    fits = needs | {"host.weights": GIB // 4 + GIB // 8}
+    of_two.take(OTHER, 0, fits, volunteer(tmp_path))
+    of_two.leave(ONE)
+    of_two.take(OTHER, 1, needs, volunteer(tmp_path))
+
+
+def test_of_peers_that_hold_too_much_the_last_that_came_goes_and_then_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, used = [1000.0], [0]
+    monkeypatch.setattr("peer.owner.room.used_bytes", lambda: used[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    of_two = room(tmp_path, 4 * GIB)
+    for peer in (ONE, OTHER):
+        of_two.take(peer, 0, {}, volunteer(tmp_path))
+    assert not of_two.asks_to_leave(OTHER)
+    used[0] = 5 * GIB
+    assert not of_two.asks_to_leave(ONE)
+    assert "holds 5.00 GiB, more than --memory 4.00" in of_two.asks_to_leave(OTHER)
+    of_two.leave(OTHER)
+    assert not of_two.asks_to_leave(ONE)
+    now[0] += SETTLE_S
+    assert of_two.asks_to_leave(ONE)
+
+
+def _seconds(upload_mbit: float | None, download_mbit: float | None, num_peers: int = 1) -> float:
+    """How long 400 KB there and 400 KB back take one limited peer, or several of one daemon together."""
 
     async def main() -> float:
         network = MemoryNetwork(random.Random(0))
-        one, other = Identity.generate(), Identity.generate()
-        limited = LimitedTransport(network.transport(one), upload_mbit=upload_mbit, download_mbit=download_mbit)
+        other, line = Identity.generate(), Line(upload_mbit=upload_mbit, download_mbit=download_mbit)
+        limited = [LimitedTransport(network.transport(Identity.generate()), line) for _ in range(num_peers)]
         far = network.transport(other)
 
         async def echo(sender: PeerId, request: Message) -> Message:
@@ -79,26 +132,26 @@ def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
 
         far.serve("echo", echo, max_body_bytes=1 << 20)
         started = time.monotonic()
-        for _ in range(4):
-            request = Message({}, bytes(100_000))
-            await limited.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=1 << 20)
+        for number in range(4):
+            request, sender = Message({}, bytes(100_000)), limited[number % num_peers]
+            await sender.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=1 << 20)
         return time.monotonic() - started
 
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize(("up", "down"), [(2.0, None), (None, 2.0)])
-def test_megabits_a_second_are_kept_to(up: float | None, down: float | None) -> None:
+@pytest.mark.parametrize(("up", "down", "num_peers"), [(2.0, None, 1), (None, 2.0, 2)])
+def test_megabits_a_second_are_kept_to(up: float | None, down: float | None, num_peers: int) -> None:
     # 400 KB are 3.2 Mbit: 1.6 s at 2 Mbit/s, of which up to a second's worth may go at once.
-    assert _seconds(up, down) >= 0.55
-    assert _seconds(None, None) < 0.55
+    assert _seconds(up, down, num_peers) >= 0.55
+    assert _seconds(None, None, num_peers) < 0.55
 
 
 def test_small_calls_overtake_bulk_in_the_owners_rate_limiter() -> None:
     async def main() -> tuple[float, float]:
         network = MemoryNetwork(random.Random(0))
         one, other = Identity.generate(), Identity.generate()
-        limited = LimitedTransport(network.transport(one), upload_mbit=0.8, download_mbit=None)  # 100 kB/s
+        limited = LimitedTransport(network.transport(one), Line(upload_mbit=0.8))  # 100 kB/s
         far = network.transport(other)
 
         async def echo(sender: PeerId, request: Message) -> Message:
@@ -125,21 +178,21 @@ def test_small_calls_overtake_bulk_in_the_owners_rate_limiter() -> None:
 def test_a_meter_makes_up_for_what_moved_unasked() -> None:
     """100 bodies of 10 kB with 5 kB more on the line each take what 1.5 MB take, but for the first second's burst."""
     now, moved = 0.0, 0
-    meter = Meter(0.8, lambda: moved, clock=lambda: now)  # 100 kB/s
+    taker = Taker(Meter(0.8, clock=lambda: now), lambda: moved)  # 100 kB/s
     for _ in range(100):
-        now += max(0.0, meter.book(10_000))
+        now += max(0.0, taker.book(10_000))
         moved += 15_000
     assert now == pytest.approx(1_500_000 * HEADERS / 100_000, rel=0.02)
 
 
 def test_bytes_that_do_not_move_are_given_back() -> None:
     async def main() -> float:
-        meter = Meter(0.8, lambda: 0)
-        meter.book(100_000)
+        taker = Taker(Meter(0.8), lambda: 0)
+        taker.book(100_000)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await meter.take(10_000_000)
-        return meter.book(0)
+                await taker.take(10_000_000)
+        return taker.book(0)
 
     assert asyncio.run(main()) < 2.0
 

@@ -48,13 +48,13 @@ async def _paused(swarm: InProcessSwarm, stage: int) -> tuple[int, int]:
     peer = swarm.of_stage(stage)[0]
     daemon: Any = peer.daemon
     await swarm.until_version(2, timeout_s=60)
-    daemon.permit.withhold("asked")
+    daemon.shared.permit.withhold("asked")
     in_flight = daemon.live.server.in_flight + (daemon.live.source.in_flight if daemon.live.source else 0)
     before = daemon.live.counters.microbatches
     version = swarm.host.progress.done_versions()
     await swarm.until_version(version + 3, timeout_s=60)
     after = daemon.live.counters.microbatches
-    daemon.permit.give()
+    daemon.shared.permit.give()
     until: Callable[[], bool] = lambda: daemon.live.counters.microbatches > after  # noqa: E731
     await swarm.until(until, timeout_s=60)
     return in_flight, after - before

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from peer.directory.limited_transport import LimitedTransport
+from peer.directory.line import Line
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Answer, Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
@@ -99,7 +100,7 @@ class LinePeer:
         settings, self.stage, self.replica = line.settings, stage, replica
         self.peer_id = identity.peer_id
         self.identity = identity
-        self.transport = LimitedTransport(line.network.transport(identity), upload_mbit=None, download_mbit=None)
+        self.transport = LimitedTransport(line.network.transport(identity), Line())
         self.thread = CountingThread(f"stage {stage}")
         self.gate = Still()
         self.violations: list[ProtocolViolation] = []

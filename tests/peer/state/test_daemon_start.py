@@ -123,8 +123,8 @@ def test_a_peer_that_asks_again_does_not_count_against_itself(tmp_path: Path) ->
         async with swarm_in_process(MANIFEST, tmp_path, peers=(1, 1)) as swarm:
             await swarm.until_version(1)
             member = swarm.of_stage(1)[0]
-            member.daemon.permit.withhold("for the test")
-            swarm.of_stage(0)[0].daemon.permit.withhold("for the test")
+            member.daemon.shared.permit.withhold("for the test")
+            swarm.of_stage(0)[0].daemon.shared.permit.withhold("for the test")
             newcomer = await swarm.add_peer(1)
             async with asyncio.timeout(20.0):
                 while newcomer.peer_id not in member.steps.joining | set(member.steps.chain.members):

@@ -57,7 +57,7 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
                 swarm.network.cut(behind.peer_id, other)
             at = int(behind.steps.version)
             assert await lone.steps.wait_for_version(at + 3, timeout_s=30.0)
-            first.daemon.permit.withhold("for the test")
+            first.daemon.shared.permit.withhold("for the test")
             while await lone.steps.wait_for_version(int(lone.steps.version) + 1, timeout_s=0.5):
                 pass
             version = int(lone.steps.version)
@@ -66,7 +66,7 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
                 swarm.network.heal(behind.peer_id, other)
             await swarm.restart(lone)
             assert await behind.steps.wait_for_version(version, timeout_s=30.0)
-            first.daemon.permit.give()
+            first.daemon.shared.permit.give()
             await ended_equal(swarm)
 
     asyncio.run(play())

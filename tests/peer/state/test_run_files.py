@@ -24,7 +24,9 @@ from cryptography.x509.oid import NameOID
 import peer.state.run_files
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
-from peer.state.run_files import HeldFile, RunFiles
+from peer.directory.line import Line
+from peer.state.downloads import Downloads, HeldFile
+from peer.state.run_files import RunFiles
 from swarm.cli import ExitCode, run
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
@@ -39,7 +41,7 @@ from swarm.network.transport import Handler, Message
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification.exhibits import small_settings
 
-HOST, ME, HONEST, LIAR = (identity_of(number) for number in range(4))
+HOST, ME, HONEST, LIAR, OTHER = (identity_of(number) for number in range(5))
 NUM_PIECES = 6
 
 
@@ -73,7 +75,7 @@ class Scene:
         self.donate(self.host)
         (folder / "peer").mkdir()
         self.own = self.network.transport(ME)
-        self.limited = LimitedTransport(self.own, upload_mbit=None, download_mbit=download_mbit)
+        self.limited = LimitedTransport(self.own, Line(download_mbit=download_mbit))
         self.donors: tuple[PeerId, ...] = ()
         self.num_lookups = 0
         self.run_files = RunFiles(
@@ -83,6 +85,7 @@ class Scene:
             limited=self.limited,
             folder=folder / "peer",
             donors=self._donors,
+            downloads=Downloads(),
         )
 
     async def _donors(self) -> Sequence[PeerId]:
@@ -168,7 +171,7 @@ def test_only_what_is_wanted_comes_and_what_is_not_needed_goes(tmp_path: Path) -
         with pytest.raises(LocalError, match=r"piece 2 of .* is not here"):
             train.folder.read(PIECE_BYTES, 2 * PIECE_BYTES + 1)
         await scene.run_files.fetch(train, [0, 2])
-        train.folder.forget([1], most=2)
+        train.folder.forget(ME.peer_id, [1], most=2)
         assert train.folder.held() == [0, 1, 2], "the others that were needed last"
         folder = tmp_path / "peer" / train.folder.name
         assert PieceFolder(folder, train.folder.pieces, 1).held() == [0, 1, 2], "an earlier process's are taken up"
@@ -395,3 +398,81 @@ def test_a_donor_that_says_nothing_holds_nobody_up_and_the_directory_is_asked_on
         assert scene.num_lookups == 1
 
     asyncio.run(main())
+
+
+def together(scene: Scene) -> tuple[RunFiles, RunFiles]:
+    """Files of two peers of one daemon."""
+    other = LimitedTransport(scene.network.transport(OTHER), Line())
+    beside = replace(
+        scene.run_files,
+        host=Host(other, HOST.peer_id),
+        transport=other,
+        limited=other,
+        turn=asyncio.Lock(),
+        known=[],
+        given={},
+    )
+    return scene.run_files, beside
+
+
+def test_what_two_peers_of_a_daemon_need_comes_once(tmp_path: Path) -> None:
+    async def fetch() -> None:
+        scene = Scene(tmp_path)
+        files = together(scene)
+        ((train, _), (same, _)) = await asyncio.gather(*(each.open() for each in files))
+        assert same.folder is train.folder
+        await asyncio.gather(*(each.fetch(train, range(NUM_PIECES)) for each in files))
+        assert sum(scene.served.values()) == NUM_PIECES
+        received = scene.limited.traffic()[1] + files[1].limited.traffic()[1]
+        assert received == pytest.approx(len(scene.bytes[0]), rel=0.01)
+
+    asyncio.run(fetch())
+
+
+def test_where_the_peer_that_fetches_goes_away_the_other_goes_on(tmp_path: Path) -> None:
+    async def fetch() -> None:
+        scene = Scene(tmp_path)
+        one, other = together(scene)
+        train, _ = await one.open()
+        fetching = [asyncio.ensure_future(each.fetch(train, range(NUM_PIECES))) for each in (one, other)]
+        while not train.folder.held():  # noqa: ASYNC110 - caught in the act
+            await asyncio.sleep(0.001)
+        fetching[0].cancel()
+        await fetching[1]
+        assert train.folder.held() == [*range(NUM_PIECES)]
+        assert sum(scene.served.values()) <= NUM_PIECES + 1
+
+    asyncio.run(fetch())
+
+
+def test_a_piece_stays_while_any_peer_of_the_daemon_needs_it(tmp_path: Path) -> None:
+    async def fetch() -> None:
+        scene = Scene(tmp_path)
+        folder = (await scene.get()).folder
+        folder.forget("one", [0], most=1)
+        assert folder.held() == [0, 5]
+        await scene.get(pieces=[1, 2, 3])
+        folder.forget("other", [1], most=1)
+        assert folder.held() == [0, 1, 2, 3]  # two that nobody needs: one for each
+        folder.let_go("one")
+        folder.forget("other", [1], most=1)
+        assert folder.held() == [1, 3]
+
+    asyncio.run(fetch())
+
+
+def test_files_that_nobody_reads_any_more_are_opened_anew_as_the_disk_has_them(tmp_path: Path) -> None:
+    async def fetch() -> None:
+        scene = Scene(tmp_path)
+        one, other = together(scene)
+        train = await scene.get()
+        same, _ = await other.open()
+        one.downloads.leave(ME.peer_id)
+        assert (await one.open())[0].folder is same.folder is train.folder
+        for reader in (ME, OTHER):
+            one.downloads.leave(reader.peer_id)
+        (tmp_path / "peer" / train.folder.name / "2").unlink()
+        again, _ = await other.open()
+        assert again.folder.held() == [0, 1, 3, 4, 5]
+
+    asyncio.run(fetch())

@@ -52,7 +52,7 @@ async def others_go_on(swarm: InProcessSwarm, steps: int) -> int:
     """They take at least so many without the one that is away, and stand still; the version they stand at."""
     first, other = swarm.of_stage(0)[0], swarm.of_stage(1)[0]
     await swarm.until_version(AWAY_FROM + steps, timeout_s=60.0)
-    first.daemon.permit.withhold("for the test")
+    first.daemon.shared.permit.withhold("for the test")
     while await other.steps.wait_for_version(int(other.steps.version) + 1, timeout_s=0.5):
         pass
     return int(other.steps.version)
@@ -66,7 +66,7 @@ async def come_back(swarm: InProcessSwarm, counting: Counting, version: int) -> 
     steps = swarm.of_stage(1)[1].steps
     assert await steps.wait_for_version(version, timeout_s=30.0)
     received = Counter(counting.received)
-    swarm.of_stage(0)[0].daemon.permit.give()
+    swarm.of_stage(0)[0].daemon.shared.permit.give()
     report = await swarm.finished(timeout_s=60.0)
     assert [len(digests) for digests in report["state_digests"].values()] == [1, 2]
     assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
@@ -76,11 +76,11 @@ async def come_back(swarm: InProcessSwarm, counting: Counting, version: int) -> 
 async def joined_early(swarm: InProcessSwarm) -> None:
     """Nothing goes on until all have joined: who came later would hold no snapshot of before it was away."""
     await swarm.until_version(1)
-    swarm.of_stage(0)[0].daemon.permit.withhold("for the test")
+    swarm.of_stage(0)[0].daemon.shared.permit.withhold("for the test")
     async with asyncio.timeout(30.0):
         while any(peer.daemon.at is None for peer in swarm.peers):
             await asyncio.wait({peer.task for peer in swarm.peers}, timeout=0.02)
-    swarm.of_stage(0)[0].daemon.permit.give()
+    swarm.of_stage(0)[0].daemon.shared.permit.give()
 
 
 async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counter[str], float]:

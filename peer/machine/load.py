@@ -5,6 +5,8 @@ import contextlib
 import os
 import shutil
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,9 +35,9 @@ class _Cpu:
 class Machine:
     """Reads what a `Reading` holds; the GPU and the folder are looked at less often than the rest."""
 
-    def __init__(self, folder: Path, *, gpu: int | None) -> None:
+    def __init__(self, folder: Path, *, gpus: Sequence[int] = ()) -> None:
         self._folder = folder
-        self._gpu = gpu
+        self._gpus = gpus
         self._cpu = _cpu()
         self._others_percent: float | None = None
         self.own_cores = 0.0
@@ -56,9 +58,9 @@ class Machine:
         """The machine as it is now."""
         self._look_at_cpu()
         now = time.monotonic()
-        if watch_gpu and self._gpu is not None and now - self._gpu_at >= GPU_EVERY_S:
+        if watch_gpu and self._gpus and now - self._gpu_at >= GPU_EVERY_S:
             self._gpu_at = now
-            self._gpu_percent = await others_gpu_percent(self._gpu)
+            self._gpu_percent = await others_gpu_percent(self._gpus)
         if now - self._folder_at >= FOLDER_EVERY_S:
             self._folder_at = now
             self._folder_bytes = await asyncio.to_thread(folder_bytes, self._folder)
@@ -139,9 +141,10 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
-async def others_gpu_percent(gpu: int) -> float | None:
-    """How busy other processes keep the GPU, by `nvidia-smi pmon`; None where it is not there or does not say."""
-    said = await nvidia_smi("pmon", "-c", "1", "-s", "u", "-i", str(gpu))
+async def others_gpu_percent(gpus: Sequence[int]) -> float | None:
+    """How busy other processes keep the busiest of the GPUs, by `nvidia-smi pmon`; None where it is not there or does
+    not say."""
+    said = await nvidia_smi("pmon", "-c", "1", "-s", "u", "-i", ",".join(map(str, gpus)))
     return parse_pmon(said, own_pid=os.getpid()) if said is not None else None
 
 
@@ -163,9 +166,10 @@ async def nvidia_smi(*arguments: str) -> str | None:
 
 
 def parse_pmon(said: str, *, own_pid: int) -> float | None:
-    """Sum of the `sm` column over the processes that are not ours; None if there is no such column."""
+    """Of the busiest GPU: the sum of its `sm` column over the processes that are not ours; None if there is no such
+    column."""
     columns: list[str] = []
-    total = 0.0
+    totals = Counter[str]()
     for line in said.splitlines():
         cells = line.split()
         if line.startswith("#"):
@@ -175,5 +179,5 @@ def parse_pmon(said: str, *, own_pid: int) -> float | None:
             continue
         row = dict(zip(columns, cells, strict=False))
         if row["pid"].isdecimal() and int(row["pid"]) != own_pid and row["sm"].isdecimal():
-            total += float(row["sm"])
-    return min(100.0, total) if columns else None
+            totals[row.get("gpu", "")] += int(row["sm"])
+    return min(100.0, float(max(totals.values(), default=0))) if columns else None

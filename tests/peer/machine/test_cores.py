@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.owner.cores import SEATS, Seat, Seen
+from peer.machine.cores import SEATS, Seat, Seen
 
 
 @pytest.fixture

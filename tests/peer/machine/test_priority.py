@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import os, subprocess, sys
-from peer.owner.priority import giving_way, session_nice
+from peer.machine.priority import giving_way, session_nice
 if sys.argv[1] == "with others":
     left = subprocess.Popen(["sh", "-c", "cat <&0 >/dev/null 2>&1 &"], stdin=subprocess.PIPE)
     left.wait()  # cat waits on, nobody's child

@@ -1,15 +1,19 @@
-"""Which GPU of the machine a peer computes on.
+"""Which GPUs of the machine are computed on: one peer on each.
 
 Told from the driver and from torch's files: importing torch takes seconds.
 """
 
 import contextlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from swarm.core.errors import SettingsError
 
 DRIVER_WAIT_S = 10.0
 
@@ -25,21 +29,44 @@ class ChosenGpu:
     reason: str
 
 
-def chosen_gpu(wanted: str) -> ChosenGpu:
-    """By what the owner wants, as `swarm.core.owner.limits` has it, and what is there."""
+def chosen_gpus(wanted: str) -> tuple[ChosenGpu, ...]:
+    """One for each peer, by what the owner wants, as `swarm.core.owner.limits` has it, and what is there.
+
+    Raises SettingsError where GPUs are asked for that are not there, as far as the driver tells.
+    """
     if wanted == "cpu":
-        return ChosenGpu(None, False, "computing on the CPU, as you asked")
-    if wanted != "auto":
-        return ChosenGpu(int(wanted), False, f"computing on GPU {wanted}, as you asked")
+        return (ChosenGpu(None, False, "computing on the CPU, as you asked"),)
     found = gpu_names()
+    if wanted == "auto":
+        return (_default(found),)
+    if wanted == "all" and not found:
+        raise SettingsError("--gpu all: no NVIDIA driver tells of a GPU; see `swarm doctor`, or give --gpu cpu")
+    numbers = range(len(found)) if wanted == "all" else [int(number) for number in wanted.split(",")]
+    if found and (missing := [number for number in numbers if number >= len(found)]):
+        have = "; ".join(f"{number}: {name}" for number, name in enumerate(found))
+        raise SettingsError(f"--gpu {wanted}: there is no GPU {missing[0]}; there are {have}")
+    return tuple(
+        ChosenGpu(number, False, f"computing on GPU {number}{f', {found[number]}' if found else ''}, as you asked")
+        for number in numbers
+    )
+
+
+def _default(found: Sequence[str]) -> ChosenGpu:
+    """The first that torch can use."""
     if not found:
         return ChosenGpu(None, True, "computing on the CPU: no NVIDIA driver tells of a GPU")
     if torch_cuda() is None:
         return ChosenGpu(
             None, True, f"computing on the CPU: torch is built without CUDA for {found[0]}; see swarm doctor"
         )
-    more = f" or one of 1 to {len(found) - 1}" if len(found) > 1 else ""
+    others = "; ".join(f"GPU {number}, {name}" for number, name in enumerate(found[1:], 1))
+    more = f"; there are also {others}: --gpu all for a peer on each, or --gpu with numbers" if others else ""
     return ChosenGpu(0, True, f"computing on GPU 0, {found[0]}; choose otherwise with --gpu cpu{more}")
+
+
+def number_as_the_driver_does() -> None:
+    """Torch, once it is loaded, has the GPUs by the driver's numbers: by itself it would have the quickest first."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def gpu_names() -> list[str]:
