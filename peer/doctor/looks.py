@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-import psutil
-
 from peer.doctor import diagnosis
 from peer.doctor.diagnosis import Dialled, Finding, Level
 from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, unmet_requirements
 from peer.machine.gpus import chosen_gpus, torch_cuda
+from peer.machine.memory import free_bytes
 from peer.program.state_folder import StateFolder
 from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
@@ -77,7 +76,7 @@ class Examination:
         limits = self.folder.load_limits()
         memory, disk = (None if gib is None else int(gib * GIB) for gib in (limits.memory_gib, limits.disk_gib))
         place = next(path for path in (self.folder.path, *self.folder.path.parents) if path.exists())
-        free_memory = int(psutil.virtual_memory().available)
+        free_memory = free_bytes()
         return [
             diagnosis.room("memory", free_memory, memory, memory_bytes, "memory-gib"),
             diagnosis.room("disk", shutil.disk_usage(place).free, disk, disk_bytes, "disk-gib"),

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from peer.machine.memory import free_bytes
 from peer.owner.limits import GIB, VolunteerSettings, limit_gpu, own_bytes, started_bytes, used_bytes
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
@@ -131,7 +130,7 @@ class Room:
         p2pd = max(self._num_p2pd * P2PD_BYTES, started_bytes())
         items = {"libraries": libraries, "p2pd": p2pd, **items, **_named("the other peers", others_bytes)}
         needed = sum(items.values())
-        available = psutil.virtual_memory().available + used_bytes()
+        available = free_bytes() + used_bytes()
         limit = self._memory_bytes
         allowed = available if limit is None else min(limit, available)
         table = _table(items)
