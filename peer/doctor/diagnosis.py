@@ -192,8 +192,9 @@ def dependencies(wrong: Sequence[str], kernels_of: Sequence[str]) -> list[Findin
     return found or [Finding("dependencies", Level.OK, "all within the ranges that were tested together")]
 
 
-def gpu(asked: str, seen: Sequence[str] | None, torch_cuda: str | None) -> Finding:
-    """`seen`: the driver's GPUs, None without a driver; `torch_cuda`: the CUDA version torch was built for."""
+def gpu(asked: str, seen: Sequence[str] | None, torch_cuda: str | None, not_there: str) -> Finding:
+    """`seen`: the driver's GPUs, None without a driver; `torch_cuda`: the CUDA version torch was built for;
+    `not_there`: of what Triton compiles with, empty if it is all there."""
     if asked == "cpu" or (asked == "auto" and not seen):
         idle = f"; {len(seen)} could be used: swarm config gpu auto" if seen else ""
         return Finding("GPU", Level.OK, f"none is used{idle}")
@@ -211,6 +212,9 @@ def gpu(asked: str, seen: Sequence[str] | None, torch_cuda: str | None) -> Findi
     if torch_cuda is None:
         remedy = "install torch with CUDA: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
         return Finding("GPU", Level.PROBLEM, f"{names}, but torch here is built without CUDA", remedy)
+    if not_there:
+        says = f"{names}; activations are encoded on the CPU, which is slower, for {not_there} is missing"
+        return Finding("GPU", Level.WARNING, says, "sudo apt install gcc python3-dev, or the like on your system")
     more = f"; {len(seen) - 1} more could be used: swarm config gpu all" if asked == "auto" and len(seen) > 1 else ""
     return Finding("GPU", Level.OK, f"{names}; torch for CUDA {torch_cuda}{more}")
 

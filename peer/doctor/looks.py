@@ -11,7 +11,7 @@ from typing import Any
 
 from peer.doctor import diagnosis
 from peer.doctor.diagnosis import Dialled, Finding, Level
-from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, unmet_requirements
+from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, lacking_compiler, unmet_requirements
 from peer.machine.gpus import chosen_gpus, torch_cuda
 from peer.machine.memory import free_bytes
 from peer.program.state_folder import StateFolder
@@ -66,7 +66,7 @@ class Examination:
         owners = list(importlib.metadata.packages_distributions().get("kernels", []))
         for finding in diagnosis.dependencies(unmet_requirements("homeswarm"), owners):
             yield finding
-        yield diagnosis.gpu(self.folder.load_limits().gpu, await driver_gpus(), torch_cuda())
+        yield diagnosis.gpu(self.folder.load_limits().gpu, await driver_gpus(), torch_cuda(), lacking_compiler())
         yield diagnosis.congestion(congestion_control())
         if not self.addresses:
             for finding in self._room(None, None):

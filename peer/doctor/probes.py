@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
+import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -59,6 +62,16 @@ async def driver_gpus() -> list[str] | None:
     """GPUs as NVIDIA's driver names them; None without a driver."""
     said = await nvidia_smi("--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader")
     return said.splitlines() if said is not None else None
+
+
+def lacking_compiler() -> str:
+    """What is not there of a C compiler and Python's headers, with which Triton makes what starts its kernels."""
+    lacking = []
+    if not (os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang")))):
+        lacking.append("a C compiler")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        lacking.append("Python's headers")
+    return " and ".join(lacking)
 
 
 def congestion_control() -> str | None:

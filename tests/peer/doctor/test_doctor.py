@@ -128,7 +128,11 @@ def test_a_clobbered_import_name_and_a_wrong_version_are_told() -> None:
 def test_a_gpu_needs_a_driver_and_torch_for_it(
     wanted: str, seen: list[str] | None, cuda: str | None, level: Level
 ) -> None:
-    assert diagnosis.gpu(wanted, seen, cuda).level is level
+    assert diagnosis.gpu(wanted, seen, cuda, "").level is level
+    slower = diagnosis.gpu(wanted, seen, cuda, "a C compiler")
+    uses_one = level is Level.OK and bool(seen) and wanted != "cpu"
+    assert slower.level is (Level.WARNING if uses_one else level)
+    assert not uses_one or "gcc" in slower.remedy
 
 
 def test_a_loss_based_congestion_control_is_told_what_would_be_better() -> None:
