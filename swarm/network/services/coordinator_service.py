@@ -1,17 +1,13 @@
-"""A host answers strangers over gRPC: TLS, deadlines, limits and errors are the same for every call.
+"""A host answers strangers over gRPC: TLS, limits and errors are the same for every call.
 
 What is answered is in bootstrap/directory/answers.py. A generic client finds its way by the reflection service.
 """
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
-import time
-import urllib.parse
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -20,8 +16,9 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.network.places import network_of
+from swarm.network.services.calls_of_strangers import CallsOfStrangers, ServiceLimits, host_of
 from swarm.network.services.certificate import Certificate
 from swarm.proto import coordinator_pb2 as pb
 
@@ -38,22 +35,6 @@ _CODES = {
     "unknown": grpc.StatusCode.NOT_FOUND,
 }
 """Status of a RemoteError's kind; of any other, FAILED_PRECONDITION."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceLimits:
-    """What strangers may take of a host."""
-
-    calls_per_s: float = 20.0
-    """Of one address (IPv6: one /64), after `burst` at once."""
-    burst: float = 60.0
-    call_s: float = 10.0
-    download_s: float = 3600.0
-    max_calls: int = 256
-    """Under way at once, from all addresses."""
-    max_downloads: int = 16
-    max_downloads_each: int = 2
-    """Of one address."""
 
 
 class Answers(Protocol):
@@ -84,7 +65,7 @@ class CoordinatorServer:
         """Listen at HOST:PORT, everywhere without HOST, port 0 for any. Raises SettingsError if that cannot be had."""
         limits = limits or ServiceLimits()
         server = grpc.aio.server(
-            maximum_concurrent_rpcs=limits.max_calls,
+            interceptors=[CallsOfStrangers(limits, lambda path: _longest_s(path, limits))],
             options=[
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
@@ -119,9 +100,8 @@ class _Servicer:
     def __init__(self, answers: Answers, limits: ServiceLimits) -> None:
         self._answers = answers
         self._limits = limits
-        self._rates = AddressRates(calls_per_s=limits.calls_per_s, burst=limits.burst)
         self._downloads = Counter[str]()
-        """Under way, by address."""
+        """Under way, by small network."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         answers = self._answers
@@ -137,48 +117,36 @@ class _Servicer:
 
     def _unary(self, kind: type[Request], answer: Callable[[Request], Awaitable[Message]]) -> grpc.RpcMethodHandler:
         async def handle(data: bytes, context: Any) -> bytes:
-            await self._within_rate(context)
             try:
-                async with asyncio.timeout(self._limits.call_s):
-                    return bytes((await answer(_parsed(kind, data))).SerializeToString())
-            except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {self._limits.call_s:g} s")
+                return bytes((await answer(_parsed(kind, data))).SerializeToString())
             except (RemoteError, TransientError, LocalError) as error:
                 await _refuse(context, error)
             raise AssertionError("unreachable")
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    async def _download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        await self._within_rate(context)
-        address, limits = address_of(context.peer()), self._limits
-        if self._downloads.total() >= limits.max_downloads or self._downloads[address] >= limits.max_downloads_each:
+    async def _download(self, data: bytes, context: Any) -> None:
+        """As long as its reader takes some of it: few at a time, for the line is the run's too."""
+        who, limits = network_of(host_of(context.peer())), self._limits
+        if self._downloads.total() >= limits.max_downloads or self._downloads[who] >= limits.max_downloads_each:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._downloads.total()} downloads are under way, {self._downloads[address]} of them yours; wait",
+                f"{self._downloads.total()} downloads are under way, {self._downloads[who]} of them yours; wait",
             )
-        self._downloads[address] += 1
-        give_up_at = time.monotonic() + self._limits.download_s
+        self._downloads[who] += 1
         try:
             async with contextlib.aclosing(self._answers.download(_parsed(pb.DownloadRequest, data))) as pieces:
                 async for piece in pieces:
-                    if time.monotonic() > give_up_at:
-                        await context.abort(
-                            grpc.StatusCode.DEADLINE_EXCEEDED, "too slow; go on from where it broke off"
-                        )
-                    yield piece.SerializeToString()
+                    async with asyncio.timeout(limits.write_s):
+                        await context.write(piece.SerializeToString())
         except (RemoteError, TransientError, LocalError) as error:
             await _refuse(context, error)
         finally:
-            self._downloads -= Counter([address])  # and forgets an address that has none
+            self._downloads -= Counter([who])  # and forgets a network that has none
 
-    async def _within_rate(self, context: Any) -> None:
-        wait_s = self._rates.take(address_of(context.peer()), now=time.monotonic())
-        if wait_s:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"more than {self._limits.calls_per_s:g} calls a second from your address; wait {wait_s:.1f} s",
-            )
+
+def _longest_s(path: str, limits: ServiceLimits) -> float:
+    return limits.download_s if path == f"/{SERVICE}/Download" else limits.call_s
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:
@@ -198,16 +166,3 @@ async def _refuse(context: Any, error: Exception) -> NoReturn:
     log.error("a call failed here: %s", error)
     await context.abort(grpc.StatusCode.INTERNAL, "the host could not answer; its log says why")
     raise AssertionError("unreachable")
-
-
-def address_of(peer: str) -> str:
-    """Whose calls are counted together: the IPv4 address, or the IPv6 /64, of gRPC's name of a peer."""
-    kind, _, rest = urllib.parse.unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]")
-    if kind == "ipv6":
-        with contextlib.suppress(ValueError):
-            number = ipaddress.IPv6Address(host)
-            if number.ipv4_mapped is not None:
-                return str(number.ipv4_mapped)
-            return str(ipaddress.IPv6Network((number, 64), strict=False))
-    return host or kind

@@ -1,8 +1,10 @@
 """The host's gRPC service: what it answers, what it refuses by which status; nothing of the refused is kept."""
 
 import asyncio
+import contextlib
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from rich.console import Console
 
+from swarm.checkpoint.archive import checkpoint_path
 from swarm.cli import ExitCode, run
 from swarm.commands.peers import fitting
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.invite import Invite
+from swarm.network.places import caller_of
+from swarm.network.services.calls_of_strangers import ServiceLimits, host_of
 from swarm.network.services.coordinator_client import CoordinatorClient, coordinator_client
-from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE, ServiceLimits, address_of
+from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE
 from swarm.proto import coordinator_pb2 as pb
 from tests.bootstrap.state.hosted import Hosted, hosted
 from tests.swarm_in_process import identity_of
@@ -116,16 +121,16 @@ def test_one_address_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"),
+    ("peer", "caller"),
     [
         ("ipv4:203.0.113.7:1234", "203.0.113.7"),
-        ("ipv6:%5B2001:db8:1:2:3::4%5D:1234", "2001:db8:1:2::/64"),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:1234", caller_of("2001:db8:1:2::")),
         ("ipv6:[::ffff:203.0.113.7]:1234", "203.0.113.7"),
         ("unix:", "unix"),
     ],
 )
-def test_calls_are_counted_by_address_and_home_network(peer: str, address: str) -> None:
-    assert address_of(peer) == address
+def test_calls_are_counted_by_address_and_home_network(peer: str, caller: str) -> None:
+    assert caller_of(host_of(peer)) == caller
 
 
 def raw_channel(host: Hosted) -> grpc.Channel:
@@ -293,3 +298,85 @@ def genesis_value(host: Hosted, stage: int = 0) -> Any:
         bytes(32),
         signature=bytes(64),
     ).to_value()
+
+
+def watch(channel: grpc.Channel) -> Any:
+    """A call of the health service, which that never ends."""
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+
+
+def status_of(call: Any) -> grpc.StatusCode:
+    """What a call that is read to its end came to."""
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in call:
+            pass
+    code = error.value.code()
+    assert isinstance(code, grpc.StatusCode)
+    return code
+
+
+def test_calls_that_one_address_holds_open_keep_nobody_out(tmp_path: Path) -> None:
+    """A watch of the service's health lasts as long as its caller likes, and the host had places for 256 calls."""
+
+    def hold(host: Hosted) -> list[grpc.StatusCode]:
+        with raw_channel(host) as channel:
+            watching = [watch(channel) for _ in range(6)]
+            for call in watching[-4:]:
+                assert call.next().status == health_pb2.HealthCheckResponse.SERVING
+            with coordinator_client(host.doors.invite) as client:
+                assert client.status().run_id == host.run.run_id
+            return sorted((status_of(call) for call in watching), key=lambda code: code.name)
+
+    async def serve() -> list[grpc.StatusCode]:
+        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_calls=4, call_s=1.0)
+        async with hosted(tmp_path, service_limits=limits) as host:
+            return await asyncio.to_thread(hold, host)
+
+    ended = asyncio.run(serve())
+    late, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert ended == [*3 * [late], *3 * [exhausted]], "of too many the first, and the others when their time is over"
+
+
+def test_the_librarys_methods_are_held_to_the_rate_too(tmp_path: Path) -> None:
+    async def hurry() -> list[grpc.StatusCode]:
+        async with hosted(tmp_path, service_limits=ServiceLimits(calls_per_s=0.01, burst=3, call_s=0.3)) as host:
+
+            def ask() -> list[grpc.StatusCode]:
+                with raw_channel(host) as channel:
+                    return [status_of(watch(channel)) for _ in range(4)]
+
+            return await asyncio.to_thread(ask)
+
+    late, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert asyncio.run(hurry()) == [*3 * [late], exhausted]
+
+
+def test_a_download_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
+    """Two of each network, sixteen in all: held for ever, nobody pulled a model any more."""
+
+    async def serve() -> grpc.StatusCode:
+        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_downloads_each=1, write_s=0.5)
+        async with hosted(tmp_path, service_limits=limits) as host:
+            record = host.archive(5)
+            large = replace(record.files[0], size_bytes=64 << 20)
+            host.itself.books.checkpoints[5] = replace(record, files=(large, *record.files[1:])).to_value()
+            (checkpoint_path(host.run.folder.checkpoints, 5) / large.name).write_bytes(bytes(large.size_bytes))
+            request = pb.DownloadRequest(version=5, name=large.name)
+
+            def hold() -> grpc.StatusCode:
+                with raw_channel(host) as channel:
+                    held = channel.unary_stream(f"/{SERVICE}/Download")(request.SerializeToString())
+                    held.next()
+                    with coordinator_client(host.doors.invite) as client:
+                        with pytest.raises(TransientError, match="1 of them yours"):
+                            next(client.download(5, large.name))
+                        for _ in range(40):
+                            time.sleep(0.1)
+                            with contextlib.suppress(TransientError):
+                                next(client.download(5, large.name))
+                                return status_of(held)
+                raise AssertionError("the place is held")
+
+            return await asyncio.to_thread(hold)
+
+    assert asyncio.run(serve()) is grpc.StatusCode.DEADLINE_EXCEEDED
