@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import time
-import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,9 +40,11 @@ class ServiceLimits:
 class CallsOfStrangers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Stands before every method: those of the libraries, which hold calls open, are strangers' too."""
 
-    def __init__(self, limits: ServiceLimits, longest_s: Callable[[str], float]) -> None:
-        """`longest_s`: how long a call of a method may last, by the method's path."""
+    def __init__(self, limits: ServiceLimits, host_of: Callable[[str], str], longest_s: Callable[[str], float]) -> None:
+        """`host_of`: the IP address of gRPC's name of a peer. `longest_s`: how long a call of a method may last, by the
+        method's path."""
         self._limits = limits
+        self._host_of = host_of
         self._longest_s = longest_s
         self._rates = AddressRates(calls_per_s=limits.calls_per_s, burst=limits.burst)
         self._places: Places[asyncio.Task[Any]] = Places(limits.max_calls)
@@ -83,7 +83,7 @@ class CallsOfStrangers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     @asynccontextmanager
     async def _admitted(self, context: Any, longest_s: float) -> AsyncIterator[None]:
         """A place for the call, as long as it may last; whoever has none any more is told so."""
-        address = caller_of(host_of(context.peer()))
+        address = caller_of(self._host_of(context.peer()))
         wait_s = self._rates.take(address, now=time.monotonic())
         if wait_s:
             await context.abort(
@@ -109,12 +109,3 @@ class CallsOfStrangers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
         finally:
             self._places.leave(task)
-
-
-def host_of(peer: str) -> str:
-    """The IP address in gRPC's name of a peer; of another kind the kind alone."""
-    kind, _, rest = urllib.parse.unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(host))
-    return kind

@@ -18,8 +18,9 @@ from grpc_reflection.v1alpha import reflection
 
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
 from swarm.network.places import network_of
-from swarm.network.services.calls_of_strangers import CallsOfStrangers, ServiceLimits, host_of
+from swarm.network.services.calls_of_strangers import CallsOfStrangers, ServiceLimits
 from swarm.network.services.certificate import Certificate
+from swarm.network.services.front import Passage, port_of
 from swarm.proto import coordinator_pb2 as pb
 
 Request = TypeVar("Request", bound=Message)
@@ -54,52 +55,65 @@ class Answers(Protocol):
 class CoordinatorServer:
     """Made by `start`."""
 
-    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+    def __init__(self, server: grpc.aio.Server, front: asyncio.Server) -> None:
         self._server = server
-        self.port = port
+        self._front = front
 
     @classmethod
     async def start(
         cls, answers: Answers, listen: str, certificate: Certificate, limits: ServiceLimits | None = None
     ) -> "CoordinatorServer":
         """Listen at HOST:PORT, everywhere without HOST, port 0 for any. Raises SettingsError if that cannot be had."""
-        limits = limits or ServiceLimits()
+        limits, passage = limits or ServiceLimits(), Passage()
+
+        def host_of(peer: str) -> str:
+            return passage.host_of(int(peer.rpartition(":")[2]))
+
         server = grpc.aio.server(
-            interceptors=[CallsOfStrangers(limits, lambda path: _longest_s(path, limits))],
+            interceptors=[CallsOfStrangers(limits, host_of, lambda path: _longest_s(path, limits))],
             options=[
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_concurrent_streams", 32),
-                ("grpc.max_connection_idle_ms", 300_000),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 60_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.so_reuseport", 0),
             ],
         )
-        server.add_generic_rpc_handlers((_Servicer(answers, limits).handlers(),))
+        server.add_generic_rpc_handlers((_Servicer(answers, limits, host_of).handlers(),))
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         credentials = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
-        try:
-            port = server.add_secure_port(f"[::]{listen}" if listen.startswith(":") else listen, credentials)
-        except RuntimeError as error:
-            raise SettingsError(f"--service {listen}: cannot listen there ({error}); choose another port") from error
+        port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         for name in ("", SERVICE):
             await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return cls(server, port)
+        try:
+            return cls(server, await passage.lead(listen, "service", to=port))
+        except SettingsError:
+            await server.stop(None)
+            raise
+
+    @property
+    def port(self) -> int:
+        return port_of(self._front)
 
     async def close(self) -> None:
         """Within a second; calls under way are cancelled."""
+        self._front.close()
         await self._server.stop(0.5)
 
 
 class _Servicer:
     """Parses requests itself: gRPC answers one that is no message of its kind by a traceback in the host's log."""
 
-    def __init__(self, answers: Answers, limits: ServiceLimits) -> None:
+    def __init__(self, answers: Answers, limits: ServiceLimits, host_of: Callable[[str], str]) -> None:
+        """`host_of`: the IP address of gRPC's name of a peer."""
         self._answers = answers
         self._limits = limits
+        self._host_of = host_of
         self._downloads = Counter[str]()
         """Under way, by small network."""
 
@@ -127,7 +141,7 @@ class _Servicer:
 
     async def _download(self, data: bytes, context: Any) -> None:
         """As long as its reader takes some of it: few at a time, for the line is the run's too."""
-        who, limits = network_of(host_of(context.peer())), self._limits
+        who, limits = network_of(self._host_of(context.peer())), self._limits
         if self._downloads.total() >= limits.max_downloads or self._downloads[who] >= limits.max_downloads_each:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -23,8 +23,7 @@ from swarm.commands.peers import fitting
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.invite import Invite
-from swarm.network.places import caller_of
-from swarm.network.services.calls_of_strangers import ServiceLimits, host_of
+from swarm.network.services.calls_of_strangers import ServiceLimits
 from swarm.network.services.coordinator_client import CoordinatorClient, coordinator_client
 from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE
 from swarm.proto import coordinator_pb2 as pb
@@ -119,19 +118,6 @@ def test_one_address_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None
             await called(host, ask)
 
     asyncio.run(hurry())
-
-
-@pytest.mark.parametrize(
-    ("peer", "caller"),
-    [
-        ("ipv4:203.0.113.7:1234", "203.0.113.7"),
-        ("ipv6:%5B2001:db8:1:2:3::4%5D:1234", caller_of("2001:db8:1:2::")),
-        ("ipv6:[::ffff:203.0.113.7]:1234", "203.0.113.7"),
-        ("unix:", "unix"),
-    ],
-)
-def test_calls_are_counted_by_address_and_home_network(peer: str, caller: str) -> None:
-    assert caller_of(host_of(peer)) == caller
 
 
 def raw_channel(host: Hosted) -> grpc.Channel:
