@@ -330,6 +330,13 @@ class P2PTransport:
         answering = self._answering
         return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
 
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                return await self._control.remote_host(peer_id)
+        except (ControlError, TimeoutError) as error:
+            raise TransientError(f"p2pd does not tell where {peer_id} is: {error}") from error
+
     def ways(self) -> dict[PeerId, Way]:
         found = {}
         for peer_id, host in self._hosts.items():

@@ -62,7 +62,7 @@ def test_run_status_and_peers_are_answered(tmp_path: Path) -> None:
             assert signed == host.run.signed
             assert (answer.protocol, answer.admission) == (1, "open")
             peer = identity_of(0).peer_id
-            host.itself.admission.admit(peer, 1, bytes(32), "")
+            host.itself.admission.admit(peer, 1, bytes(32), "", network="")
             peers = await called(host, lambda client: client.peers(1))
             assert [(known.peer_id, known.present, known.rank) for known in peers.peers] == [(peer, True, 0)]
             status = await called(host, lambda client: client.status())
@@ -207,7 +207,7 @@ def worked(host: Hosted) -> list[PeerId]:
     """Three peers of stage 0 that a certified result credits; the last, who has done most, is banned."""
     peers = [identity_of(number).peer_id for number in range(3)]
     for peer in peers:
-        host.itself.admission.admit(peer, 0, bytes(32), "")
+        host.itself.admission.admit(peer, 0, bytes(32), "", network="")
     host.ledger.append("genesis", genesis_value(host))
     facts: Any = {"stage": 0, "step": 0, "name": bytes(32), "ids": [1, 2], "joins": [], "leaves": []}
     host.ledger.append("result", {**facts, "credit": [[peers[0], 1, 32], [peers[1], 2, 64], [peers[2], 9, 288]]})
@@ -377,7 +377,7 @@ def test_a_crowd_that_is_admitted_makes_no_answer_long(tmp_path: Path, monkeypat
         async with hosted(tmp_path) as host:
             peers = worked(host)
             for number in range(3, 9):
-                host.itself.admission.admit(identity_of(number).peer_id, 0, bytes(32), "")
+                host.itself.admission.admit(identity_of(number).peer_id, 0, bytes(32), "", network="")
             seen = host.itself.progress.peers
             seen[identity_of(3).peer_id].left = True
             seen[identity_of(4).peer_id].last_heard += 1000.0
