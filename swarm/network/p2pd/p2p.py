@@ -18,7 +18,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
-from swarm.network.addresses import multiaddress, ports_of, version_of
+from swarm.network.addresses import is_dialled, multiaddress, ports_of, version_of
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import (
@@ -205,7 +205,7 @@ class P2PTransport:
         if not is_peer_id(peer_id):
             raise TransientError(f"{peer_id[:60]!r} is no peer id")
         dialled = []
-        for address in addresses:
+        for address in filter(is_dialled, addresses):
             with contextlib.suppress(SettingsError):  # a stranger's address of another kind is not for us
                 check_address("address", address)
                 dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
