@@ -1,10 +1,14 @@
 """The lines of a log: what peers have said is in them, and a terminal acts on what is no letter."""
 
 import logging
+import re
 from types import TracebackType
 from typing import TypeAlias
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""But for tabs and ends of lines."""
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -27,6 +31,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def harmless(text: str) -> str:
+    """The text, of any number of lines and in any script, with what a terminal acts on written as Python writes it."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def log_to_terminal(*, verbose: bool) -> None:
