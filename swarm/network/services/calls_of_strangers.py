@@ -98,14 +98,14 @@ class CallsOfStrangers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             async with asyncio.timeout(longest_s):
                 yield
+            return
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"not over within {longest_s:g} s")
+            ended = grpc.StatusCode.DEADLINE_EXCEEDED, f"not over within {longest_s:g} s"
         except asyncio.CancelledError:
             if task in self._places:  # its caller is gone, or the service ends
                 raise
             task.uncancel()
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "your address has more calls under way than any other; end some"
-            )
+            ended = grpc.StatusCode.RESOURCE_EXHAUSTED, "your address has more calls under way than any other; end some"
         finally:
             self._places.leave(task)
+        await context.abort(*ended)  # without a place: who is cut off while that is sent hears nothing
