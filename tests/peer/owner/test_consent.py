@@ -1,6 +1,7 @@
 """What a volunteer is told before it joins is all there, and nobody joins who did not say yes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -66,3 +67,13 @@ def test_nobody_joins_without_a_yes(
     answering(monkeypatch, terminal=False, answer=True)
     with pytest.raises(click.UsageError, match="give --yes to join"):
         show_and_ask(*asked)
+
+
+def test_what_a_host_calls_its_licences_hides_nothing_and_ends_nothing(
+    prepared: PreparedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was read as rich's markup: text that is not shown, a link to elsewhere, or a traceback."""
+    answering(monkeypatch, terminal=True, answer=True)
+    settings = replace(prepared.settings, model_licence="[/]", data_licence="MIT [conceal]and more[/conceal]")
+    show_and_ask(prepared.signed, settings, None, OwnerLimits())
+    assert "model: [/]; data: MIT [conceal]and more[/conceal]" in " ".join(capsys.readouterr().out.split())
