@@ -15,6 +15,8 @@ from swarm.host_protocol import StepReport
 RECENT_STEPS = 10
 MAX_PAIRS = 64
 """Of numeric classes, shown."""
+FAR_VERSIONS = 1024
+"""So far beyond what is certified here a member's figures are kept: this host may have been away."""
 HELD_SNAPSHOTS = 3
 """Snapshots a peer keeps."""
 
@@ -90,7 +92,7 @@ class RunProgress:
         # Anybody may be admitted, and say long things: of a crowd what is short is kept.
         kept = replace(report, not_finite=(), honest_audits=report.honest_audits if is_member else ())
         figures.last, figures.is_member = kept, is_member
-        if not is_member:
+        if not is_member or report.version > self.done_versions() + FAR_VERSIONS:
             return True
         step = self.steps[report.version - 1]
         if peer in step.reported:

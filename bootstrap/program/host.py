@@ -632,7 +632,8 @@ class Host:
                 ids = tuple(sorted(set(report.not_finite)))[: MOST_STEPS_WORK * self.run.settings.microbatches_of_one]
                 self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
-        known = report.stage in self.progress.steps[report.version - 1].ids
+        step = self.progress.steps.get(report.version - 1)  # nothing is made of a step that somebody names
+        known = step is not None and report.stage in step.ids
         return Message(
             {
                 "wants_result": not known,

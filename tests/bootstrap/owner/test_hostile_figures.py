@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bootstrap.directory.answers import CoordinatorAnswers
-from bootstrap.owner.progress import PeerFigures, RunProgress
+from bootstrap.owner.progress import FAR_VERSIONS, PeerFigures, RunProgress
 from bootstrap.program.dashboard import Dashboard
 from bootstrap.state.evaluation import Evaluation
 from swarm.core.errors import RemoteError
@@ -20,7 +20,7 @@ from swarm.host_protocol import REPORT, HonestAudits, StepReport
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from swarm.proto import coordinator_pb2 as pb
-from tests.bootstrap.state.test_handing_over import LIAR, MEMBER, STAGE, admitted, begun, told
+from tests.bootstrap.state.test_handing_over import LIAR, MEMBER, OTHER_LIAR, STAGE, admitted, begun, told
 from tests.swarm_in_process import identity_of, manifest_of, prepare
 
 COUNTS = (
@@ -126,5 +126,22 @@ def test_of_who_is_no_member_nothing_long_is_kept(tmp_path: Path) -> None:
             assert kept[LIAR] == replace(long, not_finite=(), honest_audits=())
             assert kept[MEMBER] == replace(long, not_finite=())
             assert progress.screens() == {"gradient_norm": 3}
+
+    asyncio.run(scenario())
+
+
+def test_steps_that_somebody_names_are_not_there_for_it(tmp_path: Path) -> None:
+    """A key that was admitted named one after the other, of up to a million, and each was kept and shown for ever."""
+
+    async def scenario() -> None:
+        tables: dict[str, Any] = {"run": {"trust": "public"}, "optimizer": {"total_steps": 10 * FAR_VERSIONS}}
+        async with begun(tmp_path, **tables) as host:
+            for number, version in ((LIAR, 1), (LIAR, 5), (LIAR, FAR_VERSIONS), (MEMBER, 2 * FAR_VERSIONS)):
+                await told(host, number, REPORT, {"report": replace(HONEST, version=version).to_value()})
+            assert not host.itself.progress.steps
+            assert not host.itself.progress.digests
+            await told(host, OTHER_LIAR, REPORT, {"report": HONEST.to_value()})
+            await told(host, MEMBER, REPORT, {"report": replace(HONEST, version=2 * FAR_VERSIONS + 1).to_value()})
+            assert not host.itself.progress.steps
 
     asyncio.run(scenario())
