@@ -22,6 +22,7 @@ from swarm.core.errors import (
     UpgradeNeeded,
 )
 from swarm.local.compute_pools import wait_asleep
+from swarm.log_format import harmless
 from swarm.release import __version__
 
 VERBS = {
@@ -124,13 +125,13 @@ def run(arguments: Sequence[str], *, of: click.Command = group) -> ExitCode:
         error.show()
         return ExitCode.BAD_INPUT
     except SettingsError as error:
-        click.echo(f"swarm: {error}", err=True)
+        click.echo(f"swarm: {harmless(str(error))}", err=True)
         return ExitCode.BAD_INPUT
     except (NotRunningError, ShutOutError, UpgradeNeeded) as error:
-        click.echo(f"swarm: {error}", err=True)
+        click.echo(f"swarm: {harmless(str(error))}", err=True)
         return next(code for kind, code in _OF_ERRORS.items() if isinstance(error, kind))
     except (LocalError, RemoteError, TransientError) as error:
-        click.echo(f"swarm: {error}", err=True)
+        click.echo(f"swarm: {harmless(str(error))}", err=True)
         return ExitCode.FAILED
     except (KeyboardInterrupt, click.Abort):
         click.echo("swarm: interrupted", err=True)

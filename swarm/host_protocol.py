@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from swarm.core.errors import RemoteError
-from swarm.core.forms import Digest, Integer, Octets, Text
+from swarm.core.errors import KINDS, RemoteError
+from swarm.core.forms import Digest, Integer, Octets, OneOf, Text
 from swarm.core.ids import PeerId
 from swarm.core.layout import AtMost
 from swarm.core.record import Record
@@ -120,7 +120,9 @@ MAX_ACCUSATION_PIECE_BYTES = 4 << 20
 MAX_CASE_BYTES = 1 << 30
 """Of evidence without its past, which goes to a juror, or to the accused, in one message."""
 MAX_BANS = 4096
-MAX_SCREENS = 64
+SCREENS = tuple(
+    sorted(KINDS | {"activation_norm", "gradient_norm", "contribution_norm", "directory_record", "other_activation"})
+)
 MAX_CLASSES = 16
 """Kinds in a report."""
 MAX_RELAY_ADDRESSES = 8
@@ -236,7 +238,7 @@ class StepReport(Record):
     """Seconds the compute thread has worked so far."""
     exact_s: float
     """And the thread of rounds and steps."""
-    screens: Annotated[tuple[tuple[Annotated[str, Text(32)], Count], ...], AtMost(MAX_SCREENS)]
+    screens: Annotated[tuple[tuple[Annotated[str, OneOf(SCREENS)], Count], ...], AtMost(len(SCREENS))]
     """How often each kind of screen tripped here so far, sorted."""
     state_digest: Annotated[bytes, Octets(max_length=32)]
     """Of the version, where a snapshot was made; else empty."""

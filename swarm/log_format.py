@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
@@ -11,6 +12,9 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s%(speaker)s: %(message)s"
 
 _speaker: ContextVar[str] = ContextVar("speaker", default="")
 """Of several that log in this process, who does; empty where there is one."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""But for tabs and ends of lines."""
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -45,6 +49,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def harmless(text: str) -> str:
+    """The text, of any number of lines and in any script, with what a terminal acts on written as Python writes it."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def log_to_terminal(*, verbose: bool) -> None:

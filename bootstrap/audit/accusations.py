@@ -13,12 +13,14 @@ from pathlib import Path
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import LEAST_BYTES_PER_S, SHARED_BY
 from swarm.host_protocol import AccusationPiece
 
-MAX_COMING = 8
-"""Files of which pieces are here, one of an accuser."""
+MAX_COMING, MAX_OF_STRANGERS = 8, 2
+"""Files of which pieces are here, one of an accuser; of all who are no members. Keys cost nothing, and a member that
+cannot bring its case is struck for having charged without one."""
 IDLE_S = 120.0
-"""Who brings nothing for so long gives way to others."""
+"""Who brings nothing for so long gives way to others, and who is slower than the slowest line is."""
 LEFT_FREE_BYTES = 1 << 30
 """Of the disk."""
 
@@ -30,9 +32,16 @@ class _Coming:
     path: Path
     digest: bytes
     size: int
+    is_members: bool
+    began_at: float
+    touched_at: float
     have: int = 0
-    touched_at: float = 0.0
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def gives_way(self, now: float) -> bool:
+        """Whether others need not wait for it."""
+        due = (now - self.began_at - IDLE_S) * LEAST_BYTES_PER_S / SHARED_BY
+        return now >= self.touched_at + IDLE_S or self.have < due
 
 
 class IncomingEvidence:
@@ -47,7 +56,7 @@ class IncomingEvidence:
         shutil.rmtree(folder, ignore_errors=True)
 
     async def take(
-        self, sender: PeerId, piece: AccusationPiece, body: bytes | bytearray | memoryview
+        self, sender: PeerId, piece: AccusationPiece, body: bytes | bytearray | memoryview, *, is_member: bool
     ) -> tuple[int, Path | None]:
         """Where the next piece is to begin; and the file, now the caller's, once it is whole.
 
@@ -62,7 +71,7 @@ class IncomingEvidence:
         if held is None or (held.digest, held.size) != (piece.digest, piece.size):
             if piece.at:
                 return 0, None
-            held = self._begun(sender, piece)
+            held = self._begun(sender, piece, is_member)
         async with held.writing:
             if piece.at != held.have or self._coming.get(sender) is not held:
                 return held.have, None
@@ -78,21 +87,39 @@ class IncomingEvidence:
             del self._coming[sender]
             return held.size, held.path
 
-    def _begun(self, sender: PeerId, piece: AccusationPiece) -> _Coming:
+    def _begun(self, sender: PeerId, piece: AccusationPiece, is_member: bool) -> _Coming:
         self._drop(sender)
-        if len(self._coming) >= MAX_COMING:
-            slowest = min(self._coming, key=lambda peer: self._coming[peer].touched_at)
-            if time.monotonic() < self._coming[slowest].touched_at + IDLE_S:
-                raise TransientError(f"{MAX_COMING} accusations are being brought already")
-            self._drop(slowest)
+        now = time.monotonic()
+        self._make_room(is_member, now)
         self._folder.mkdir(parents=True, exist_ok=True)
-        coming = sum(other.size - other.have for other in self._coming.values())
-        if shutil.disk_usage(self._folder).free < piece.size + coming + LEFT_FREE_BYTES:
+        if not self._fits(piece.size) and is_member:
+            for stranger in self._strangers():  # what they say is to come need never come
+                self._drop(stranger)
+        if not self._fits(piece.size):
             raise TransientError(f"no room on disk for evidence of {piece.size} bytes")
         path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
-        made = _Coming(path, piece.digest, piece.size, touched_at=time.monotonic())
+        made = _Coming(path, piece.digest, piece.size, is_member, now, now)
         self._coming[sender] = made
         return made
+
+    def _make_room(self, is_member: bool, now: float) -> None:
+        """For one more. Raises TransientError where nobody gives way."""
+        strangers = self._strangers()
+        held, most = (list(self._coming), MAX_COMING) if is_member else (strangers, MAX_OF_STRANGERS)
+        if len(held) < most and len(self._coming) < MAX_COMING:
+            return
+        slow = [peer for peer in held if self._coming[peer].gives_way(now)]
+        lost = slow or (strangers if is_member else [])
+        if not lost:
+            raise TransientError(f"{len(held)} accusations are being brought already")
+        self._drop(min(lost, key=lambda peer: self._coming[peer].touched_at))
+
+    def _fits(self, size: int) -> bool:
+        coming = sum(other.size - other.have for other in self._coming.values())
+        return shutil.disk_usage(self._folder).free >= size + coming + LEFT_FREE_BYTES
+
+    def _strangers(self) -> list[PeerId]:
+        return [peer for peer, one in self._coming.items() if not one.is_members]
 
     def _drop(self, sender: PeerId) -> None:
         held = self._coming.pop(sender, None)

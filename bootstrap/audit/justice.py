@@ -85,7 +85,7 @@ from verification.state.state_statement import StateStatement
 log = logging.getLogger(__name__)
 
 KEPT_ANCHORS = 6
-MAX_WAITING = 32
+MAX_WAITING, MAX_OF_STRANGERS = 32, 8
 """Accusations on disk that are not judged yet, one of an accuser; whoever brings one more is asked to come again."""
 WITH_A_PAST = (*MISMATCHES, Bias.KIND, StepFraud.KIND)
 """Kinds of evidence that rest on one, which names the amendments that it is under."""
@@ -399,7 +399,8 @@ class Justice:
             return Message({"next": piece.size})
         self._charges.comes(piece.accused)
         self._check_room(sender)
-        place, path = await self._incoming.take(sender, piece, request.body)
+        is_member = self.may_train(sender)
+        place, path = await self._incoming.take(sender, piece, request.body, is_member=is_member)
         if path is not None:
             try:
                 await self._file(sender, path)
@@ -436,19 +437,22 @@ class Justice:
         """Raises TransientError while no more can wait."""
         if accuser in self._waiting:
             raise TransientError("another accusation of yours is waiting to be judged")
-        if len(self._waiting) >= MAX_WAITING:
-            raise TransientError(f"{MAX_WAITING} accusations are waiting to be judged")
+        is_member = self.may_train(accuser)
+        strangers = sum(not self.may_train(peer) for peer in self._waiting)
+        if len(self._waiting) - strangers >= MAX_WAITING if is_member else strangers >= MAX_OF_STRANGERS:
+            raise TransientError(f"{len(self._waiting)} accusations are waiting to be judged")
 
     async def run(self) -> None:
         """Judge what is brought, one after another, for ever."""
         try:
             while True:
                 self._brought.clear()
-                for accuser, path in list(self._waiting.items()):
+                while self._waiting:  # members first: whoever likes has keys that bring cases
+                    accuser = min(self._waiting, key=lambda peer: not self.may_train(peer))
+                    path = self._waiting[accuser]
                     await self._dismissing(accuser, path, self._judge(accuser, path))
                     del self._waiting[accuser]
-                if not self._waiting:
-                    await self._brought.wait()
+                await self._brought.wait()
         finally:
             for task in self._hearings:
                 task.cancel()

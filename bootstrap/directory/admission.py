@@ -14,6 +14,7 @@ from bootstrap.program.books import Books
 from bootstrap.program.ledger import Ledger
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
+from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.identity.key import is_peer_id
@@ -22,6 +23,8 @@ MAX_IDENTITIES = 1 << 16
 """That the books hold. A key costs nothing: of more, those who have done nothing are forgotten, in the order in which
 they were last heard of."""
 FORGOTTEN_AT_ONCE = 1 << 10
+AT_ONCE, PER_S = 256.0, 0.2
+"""Admissions from one small network that the ledger keeps, for ever: of newcomers, and of who goes to another stage."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,29 @@ class Admission:
         self._justice = justice
         self._postings = postings
         self._emit = emit
+        self._rates = AddressRates(calls_per_s=PER_S, burst=AT_ONCE)
 
-    def admit(self, peer: PeerId, wish: int | None, chain_end: bytes, voucher: str) -> Ticket:
-        """The peer's ticket, for the stage it wishes or the one that has fewest. Whoever calls knows who the peer is.
+    def admit(self, peer: PeerId, wish: int | None, chain_end: bytes, voucher: str, *, network: str) -> Ticket:
+        """The peer's ticket, for the stage it wishes or the one that has fewest. Whoever calls knows who the peer is,
+        and from which small `network` it calls.
 
         In a run of strangers a member has its stage, or the one that it is posted to: nobody goes where he likes.
-        Raises RemoteError for a peer that is not admitted.
+        Raises RemoteError for a peer that is not admitted, TransientError for one of too many.
         """
         self._books.catch_up(self._ledger)  # verdicts and vouchers are written elsewhere
         held = self._books.peers.get(peer)
         if self._books.is_shut_out(peer):
             raise RemoteError("standing", f"{peer} is shut out of this run", peer)
-        if held is None and len(self._books.peers) >= MAX_IDENTITIES:
-            self._forget()
         shown = None if held is not None else self._check(peer, voucher)
         if wish is None:
             wish = held.stage if held is not None and held.stage is not None else self._fewest()
         if held is not None and held.stage not in (None, wish) and self._justice.is_bound(peer):
             posted = self._postings.target_of(peer)
             wish = wish if wish == posted else held.stage
+        if held is None or held.stage != wish:
+            self._take_room(network)
+        if held is None and len(self._books.peers) >= MAX_IDENTITIES:
+            self._forget()
         ticket = self._justice.admit(peer, StageIndex(wish), chain_end)
         now = time.time()
         self._progress.peers[peer] = PeerFigures(wish, now, now)
@@ -94,6 +101,15 @@ class Admission:
             self._books.catch_up(self._ledger)
         self._emit({"event": "admitted", "peer_id": peer, "stage": wish})
         return ticket
+
+    def _take_room(self, network: str) -> None:
+        """In the ledger. Raises TransientError where the network has had its share."""
+        wait_s = self._rates.take(network, now=time.monotonic())
+        if wait_s:
+            raise TransientError(
+                f"more than {AT_ONCE:.0f} peers from your network have been admitted, or have gone to another stage, "
+                f"lately; wait {wait_s:.0f} s"
+            )
 
     def _forget(self) -> None:
         """Raises TransientError if all have done something, or are shut out."""

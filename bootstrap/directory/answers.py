@@ -1,6 +1,8 @@
 """What the host says to whoever holds an invite: the answers of its gRPC service."""
 
 import asyncio
+import heapq
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import BinaryIO
@@ -11,10 +13,16 @@ from swarm.checkpoint.archive import INFO_FILE, checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId
 from swarm.proto import coordinator_pb2 as pb
 from swarm.release import PROTOCOL, __version__
 
 PIECE_BYTES = 256 << 10
+LISTED_FOR_S = 2.0
+"""Who is there is looked up at most so often, however many ask: anybody may be admitted, and make the list long."""
+MAX_LISTED = 1024
+"""Peers of a stage."""
+NOTHING = Credit()
 
 
 class CoordinatorAnswers:
@@ -23,6 +31,9 @@ class CoordinatorAnswers:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._run = host.run
+        self._listed: list[pb.Peers] = []
+        """By stage, as of the last look."""
+        self._listed_at = 0.0
 
     async def run(self, request: pb.RunRequest) -> pb.Run:
         return pb.Run(
@@ -37,28 +48,37 @@ class CoordinatorAnswers:
         num_stages = self._run.settings.model.num_stages
         if request.stage >= num_stages:
             raise RemoteError("malformed", f"stage {request.stage}: this run has stages 0 to {num_stages - 1}")
+        now = time.monotonic()
+        if not self._listed or now >= self._listed_at + LISTED_FOR_S:
+            self._listed, self._listed_at = self._lists(num_stages), now
+        return self._listed[request.stage]
+
+    def _lists(self, num_stages: int) -> list[pb.Peers]:
+        """Of each stage those who have done most, and of who has done nothing those who were heard of last."""
         books, ranks = self._host.books, self._host.books.ranks()
-        found = []
-        for peer, known in sorted(self._host.progress.peers.items()):
-            if known.stage != request.stage:
-                continue
-            credit = books.credit.get(peer, Credit())
-            found.append(
-                pb.Peer(
-                    peer_id=peer,
-                    stage=known.stage,
-                    version=known.last.version if known.last is not None else 0,
-                    present=not known.left,
-                    num_tokens=credit.num_tokens,
-                    num_microbatches=credit.num_microbatches,
-                    num_steps=credit.num_steps,
-                    rank=ranks.get(peer, 0),
-                    num_direct=known.last.num_direct if known.last is not None else 0,
-                    num_punched=known.last.num_punched if known.last is not None else 0,
-                    num_relayed=known.last.num_relayed if known.last is not None else 0,
-                )
-            )
-        return pb.Peers(peers=found)
+        found: list[list[tuple[tuple[int, bool, float], PeerId]]] = [[] for _ in range(num_stages)]
+        for peer, known in self._host.progress.peers.items():
+            done = books.credit.get(peer, NOTHING).num_tokens
+            found[known.stage].append(((done, not known.left, known.last_heard), peer))
+        listed = [sorted(peer for _, peer in heapq.nlargest(MAX_LISTED, of_stage)) for of_stage in found]
+        return [pb.Peers(peers=[self._told(peer, ranks.get(peer, 0)) for peer in peers]) for peers in listed]
+
+    def _told(self, peer: PeerId, rank: int) -> pb.Peer:
+        known, credit = self._host.progress.peers[peer], self._host.books.credit.get(peer, NOTHING)
+        last = known.last
+        return pb.Peer(
+            peer_id=peer,
+            stage=known.stage,
+            version=last.version if last is not None else 0,
+            present=not known.left,
+            num_tokens=credit.num_tokens,
+            num_microbatches=credit.num_microbatches,
+            num_steps=credit.num_steps,
+            rank=rank,
+            num_direct=last.num_direct if last is not None else 0,
+            num_punched=last.num_punched if last is not None else 0,
+            num_relayed=last.num_relayed if last is not None else 0,
+        )
 
     async def checkpoints(self, request: pb.CheckpointsRequest) -> pb.Checkpoints:
         held = sorted(self._host.books.checkpoints.items())
@@ -107,7 +127,7 @@ class CoordinatorAnswers:
             loss=progress.last_loss(),
             held_out_loss=books.held_out[max(books.held_out)] if books.held_out else None,
             num_events=books.num_events,
-            books=books.digest(),
+            books=books.history,
         )
 
     def _folder_of(self, version: int) -> Path:

@@ -12,8 +12,9 @@ from swarm.core.errors import SettingsError
 from swarm.disk.durable_lines import replace_lines
 from swarm.invite import MAX_ADDRESSES, Invite
 from swarm.network.directory.reachable import answering, host_and_port
+from swarm.network.services.calls_of_strangers import ServiceLimits
 from swarm.network.services.certificate import Certificate, load_or_create_certificate
-from swarm.network.services.coordinator_service import CoordinatorServer, ServiceLimits
+from swarm.network.services.coordinator_service import CoordinatorServer
 from swarm.network.services.web_site import WebSite
 from swarm.network.transport import Transport
 from swarm.release import PROTOCOL

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,8 @@ from swarm.host_protocol import StepReport
 RECENT_STEPS = 10
 MAX_PAIRS = 64
 """Of numeric classes, shown."""
+FAR_VERSIONS = 1024
+"""So far beyond what is certified here a member's figures are kept: this host may have been away."""
 HELD_SNAPSHOTS = 3
 """Snapshots a peer keeps."""
 
@@ -87,8 +89,10 @@ class RunProgress:
         figures.last_heard, figures.left = time.time(), False
         if figures.last is not None and report.version <= figures.last.version:
             return False
-        figures.last, figures.is_member = report, is_member
-        if not is_member:
+        # Anybody may be admitted, and say long things: of a crowd what is short is kept.
+        kept = replace(report, not_finite=(), honest_audits=report.honest_audits if is_member else ())
+        figures.last, figures.is_member = kept, is_member
+        if not is_member or report.version > self.done_versions() + FAR_VERSIONS:
             return True
         step = self.steps[report.version - 1]
         if peer in step.reported:
@@ -252,10 +256,10 @@ class RunProgress:
         }
 
     def screens(self) -> dict[str, int]:
-        """How often each kind of screen tripped, at all peers together."""
+        """How often each kind of screen tripped, at all members together."""
         found: Counter[str] = Counter()
         for figures in self.peers.values():
-            found.update(dict(figures.last.screens) if figures.last else {})
+            found.update(dict(figures.last.screens) if figures.last and figures.is_member else {})
         return dict(sorted(found.items()))
 
     def last_common_digests(self) -> dict[int, dict[PeerId, str]]:

@@ -5,7 +5,7 @@ what it held before. What is only for people to look at, and may be lost, is in 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bootstrap.program.ledger import Event, Ledger
@@ -17,7 +17,6 @@ from swarm.manifest.amendment import CUT
 from swarm.manifest.signed_run import Amendment
 from verification.audit.standing import FAULT
 
-DIGEST_DOMAIN = "books"
 KEPT_CREDIT = 32
 """Steps of each stage whose credit can still be taken back by itself; evidence is younger."""
 KEPT_SIGNED = 6
@@ -60,7 +59,8 @@ class Books:
     num_events: int = 0
     """Number of the last event in here."""
     history: bytes = bytes(32)
-    """Hash chain over all events so far, also those of which nothing else is kept here."""
+    """Hash chain over all events so far, also those of which nothing else is kept here: 32 bytes that stand for all of
+    it. Equal chains, equal books."""
     geneses: dict[int, Genesis] = field(default_factory=dict)
     lineages: dict[int, int] = field(default_factory=dict)
     """How often each stage has begun."""
@@ -89,9 +89,7 @@ class Books:
     """The run key's last word that an era is to end, until it has been amended."""
     amendments: list[Value] = field(default_factory=list)
     """All that are in force."""
-    _digested: tuple[int, bytes] = (-1, b"")
-    """Event and digest of the last look."""
-    _ranked: tuple[int, dict[PeerId, int]] = (-1, {})
+    _ranked: tuple[int, dict[PeerId, int]] = field(default=(-1, {}), compare=False)
     """Event of the last look, and what it found."""
 
     def catch_up(self, ledger: Ledger) -> None:
@@ -227,38 +225,6 @@ class Books:
             leaders = self.leaders(len(self.credit))
             self._ranked = self.num_events, {peer: rank for rank, (peer, _) in enumerate(leaders, start=1)}
         return self._ranked[1]
-
-    def digest(self) -> bytes:
-        """32 bytes that stand for all of it: equal digests, equal books."""
-        if self._digested[0] != self.num_events:
-            self._digested = self.num_events, digest(DIGEST_DOMAIN, self._value())
-        return self._digested[1]
-
-    def _value(self) -> Value:
-        return {
-            "num_events": self.num_events,
-            "history": self.history,
-            "geneses": [self.geneses[stage].to_value() for stage in sorted(self.geneses)],
-            "lineages": [[stage, count] for stage, count in sorted(self.lineages.items())],
-            "versions": [[stage, *made] for stage, made in sorted(self.versions.items())],
-            "peers": {peer: asdict(admitted) for peer, admitted in self.peers.items()},
-            "credit": {peer: asdict(credit) for peer, credit in self.credit.items()},
-            "recent_credit": [
-                [*at, [list(entry) for entry in entries]] for at, entries in sorted(self.recent_credit.items())
-            ],
-            "vouchers": {name: asdict(voucher) for name, voucher in self.vouchers.items()},
-            "tickets": {str(peer): facts for peer, facts in self.tickets.items()},
-            "verdicts": {peer: dict(held) for peer, held in self.verdicts.items()},
-            "anchors": [
-                [stage, version, held[version]] for stage, held in sorted(self.anchors.items()) for version in held
-            ],
-            "checkpoints": [[version, facts] for version, facts in sorted(self.checkpoints.items())],
-            "held_out": [[version, loss] for version, loss in sorted(self.held_out.items())],
-            "scores": [[version, facts] for version, facts in sorted(self.scores.items())],
-            "rollbacks": [list(rollback) for rollback in self.rollbacks],
-            "ending": self.ending,
-            "amendments": self.amendments,
-        }
 
 
 def is_cut_anew(amendment: Value) -> bool:

@@ -28,6 +28,8 @@ MAX_BANS = 50
 MAX_NOTICES = 20
 MAX_SCORES = 100
 MAX_NOTICE_PEERS = 8
+NAMED_BY = 16
+"""Letters of a digest in the name of the evidence's file."""
 
 Point = TypeVar("Point")
 _PAGES = {
@@ -161,21 +163,24 @@ class Dashboard(Collector):
         return None if figures.last is None or there_s <= 0 else min(1.0, figures.last.busy_s / there_s)
 
     def _shut_out(self) -> list[dict[str, Any]]:
-        found = []
-        for peer, held in self._host.books.verdicts.items():
-            for kind, facts in held.items():
-                charge: Any = facts["value"]  # type: ignore[call-overload,index]
-                found.append(
-                    {
-                        "peer": peer,
-                        "verdict": kind,
-                        "kind": charge["kind"],
-                        "stage": charge["stage"],
-                        "step": charge["version"],
-                        "evidence": charge["evidence_digest"].hex() if self._evidence_of(charge) else None,
-                    }
-                )
-        return found[-MAX_BANS:]
+        """The newest, oldest first: whoever likes gets keys of his banned, and only these are looked at."""
+        verdicts = reversed(self._host.books.verdicts.items())
+        newest = ((peer, kind, facts) for peer, held in verdicts for kind, facts in reversed(held.items()))
+        kept, found = self._kept_evidence(), []
+        for peer, kind, facts in itertools.islice(newest, MAX_BANS):
+            charge: Any = facts["value"]  # type: ignore[call-overload,index]
+            digest = charge["evidence_digest"].hex()
+            found.append(
+                {
+                    "peer": peer,
+                    "verdict": kind,
+                    "kind": charge["kind"],
+                    "stage": charge["stage"],
+                    "step": charge["version"],
+                    "evidence": digest if digest[:NAMED_BY] in kept else None,
+                }
+            )
+        return found[::-1]
 
     def _notices(self) -> list[dict[str, Any]]:
         """The newest first."""
@@ -193,13 +198,14 @@ class Dashboard(Collector):
             for notice in newest
         ]
 
-    def _evidence_of(self, charge: dict[str, Any]) -> Path | None:
-        return self.evidence(charge["evidence_digest"].hex())
-
     def evidence(self, digest: str) -> Path | None:
         """File of the evidence of this digest."""
-        folder = self._run.folder.root / "evidence"
-        return next(iter(sorted(folder.glob(f"*-{digest[:16]}{SUFFIX}"))), None)
+        return self._kept_evidence().get(digest[:NAMED_BY])
+
+    def _kept_evidence(self) -> dict[str, Path]:
+        """By the digests' first letters."""
+        files = sorted((self._run.folder.root / "evidence").glob(f"*{SUFFIX}"))
+        return {path.stem.rpartition("-")[2]: path for path in files}
 
     def word(self, peer: str) -> bytes | None:
         """What the run key has signed of a peer that is out, beside the settings it has signed."""

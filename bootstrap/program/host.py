@@ -74,6 +74,7 @@ from swarm.manifest.signed_run import Amendment
 from swarm.model.stack import stage_layout
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
+from swarm.network.places import network_of
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
 from verification.kinds.false_work import FalseWork, entry_check
@@ -594,7 +595,8 @@ class Host:
         voucher = fields.text("voucher", max_length=128) if fields.optional("voucher") else ""
         if self.is_over:
             raise RemoteError(OVER, "the run is over: `swarm pull` brings its model", sender)
-        ticket = self.admission.admit(sender, wish, chain_end, voucher)
+        network = network_of(await self._transport.host_of(sender))
+        ticket = self.admission.admit(sender, wish, chain_end, voucher, network=network)
         answer: dict[str, Value] = {
             "stage": ticket.stage,
             "ticket": ticket.to_value(),
@@ -630,7 +632,8 @@ class Host:
                 ids = tuple(sorted(set(report.not_finite)))[: MOST_STEPS_WORK * self.run.settings.microbatches_of_one]
                 self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
-        known = report.stage in self.progress.steps[report.version - 1].ids
+        step = self.progress.steps.get(report.version - 1)  # nothing is made of a step that somebody names
+        known = step is not None and report.stage in step.ids
         return Message(
             {
                 "wants_result": not known,

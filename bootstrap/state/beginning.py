@@ -17,6 +17,7 @@ from swarm.core.round.basis import MAX_NEIGHBOURS
 from swarm.core.state.recent_work import founding_work
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import GENESIS
+from swarm.log_format import printable
 from swarm.model.layout import ParameterLayout
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -284,7 +285,7 @@ def _answered(
             "to_version": to_version,
             "begins": begins,
             "is_lost": is_lost,
-            "waits_for": waits_for,
+            "waits_for": printable(waits_for),
             "amendments": amendments,
         }
     )

@@ -18,6 +18,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.data.batches import Batch
 from swarm.host_protocol import MAX_CLASSES, OWED, HonestAudits
+from swarm.log_format import printable
 from swarm.network.transport import Message
 from verification.audit.draws import AuditBudget
 from verification.audit.owed import MAX_REASON, Owed, OwedAudit
@@ -149,7 +150,7 @@ class Inquiry:
             reply = await self.ask(target, method, due, meta, max_body_bytes=max_body_bytes)
             return await self.exact(partial(read, reply))
         except (TransientError, RemoteError) as error:
-            reason = str(error)[:MAX_REASON]
+            reason = printable(str(error))[:MAX_REASON]
             log.info("%s %d of %s at step %d: %s", what, number, target, due.step, error)
         owed = OwedAudit(
             run_id=steps.context.run_id,

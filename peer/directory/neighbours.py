@@ -16,7 +16,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.network.directory.records import addresses_in
+from swarm.network.directory.records import MAX_ADDRESSES, addresses_in
 from swarm.network.loop import happened
 from swarm.network.transport import Directory, Message
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 WATCH = "watch"
 WATCH_S = 20.0
 LOOKUP_EVERY_S = 1.0
-MAX_ADDRESSES = 8
 LONGEST_RETRY_S = 8.0
 
 
@@ -130,9 +129,7 @@ class Neighbours:
                 known = known or now < self._retry_at.get(peer, 0.0)
                 if not known and self._takes(peer, fields) and room > 0:
                     room -= 1
-                    watched[peer] = asyncio.ensure_future(
-                        self._watch(stage, peer, addresses_in(fields)[:MAX_ADDRESSES])
-                    )
+                    watched[peer] = asyncio.ensure_future(self._watch(stage, peer, addresses_in(fields)))
             for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
                 del watched[gone]
                 self._misses.pop(gone, None)

@@ -19,7 +19,7 @@ from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
 from swarm.log_format import printable
-from swarm.network.addresses import knock, version_of
+from swarm.network.addresses import is_dialled, is_numeric, knock, version_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
@@ -179,7 +179,7 @@ class Reachability:
             except TransientError as error:
                 refusals.append(printable(str(error))[:MAX_CAUSE])
             else:
-                self._take(offer, offer.peer_id, place)
+                self._take(offer, offer.peer_id, place, await self._transport.host_of(offer.peer_id))
                 return
         if silent is not None:
             raise silent
@@ -199,18 +199,21 @@ class Reachability:
             for told in (await self._directory.lookup(relay_topic(self._host))).values():
                 with contextlib.suppress(RemoteError):
                     offer = RelayOffer.from_value(told)
-                    if offer.peer_id is not None:
-                        offers.append(replace(offer, carries_bulk=True))  # the host's alone may not
+                    if offer.peer_id not in (None, self._host, self._transport.peer_id):  # anybody tells of any relay
+                        numeric = tuple(filter(is_numeric, offer.addresses))
+                        offers.append(replace(offer, addresses=numeric, carries_bulk=True))  # the host's alone may not
         drawn = sorted(offers, key=lambda offer: (offer.peer_id != self._relay, self._draw(offer)))
         return drawn[:MAX_RELAYS_TRIED]
 
     def _draw(self, offer: RelayOffer) -> bytes:
         return hashlib.sha256(self._salt + str(offer.peer_id).encode()).digest()
 
-    def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
+    def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace, host: str | None) -> None:
+        """`host`: the relay's address, by the connection to it. Others are told no names (`addresses_in`)."""
         if relay != self._relay:  # else it is where it was: anybody can tell of it in the directory
             at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
-            self._transport.relayed = tuple(f"{address}{at}" for address in _dialled(offer))
+            numeric = [address if is_numeric(address) else _at_number(address, host) for address in _dialled(offer)]
+            self._transport.relayed = tuple(f"{address}{at}" for address in dict.fromkeys(numeric) if address)
         self._relay, self._transport.relay_carries_bulk = relay, offer.carries_bulk
         self._offer_at = time.monotonic() + OFFER_EVERY_S
         # By our own clock, for the relay's may differ; half of what is left in time for another try.
@@ -227,9 +230,15 @@ def _dialled(offer: RelayOffer) -> list[str]:
     for address in offer.addresses:
         with contextlib.suppress(SettingsError):
             check_address("address", address)
-            if address.isascii() and not is_relayed(address):
+            if is_dialled(address) and not is_relayed(address):
                 found.append(address)
     return found[:MOST_RELAY_ADDRESSES]
+
+
+def _at_number(address: str, host: str | None) -> str:
+    """The address with this number in the place of its name; empty where none is known."""
+    parts = address.split("/")
+    return "/".join(["", f"ip{version_of(host)}", host, *parts[3:]]) if host is not None else ""
 
 
 async def through_router(

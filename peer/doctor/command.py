@@ -8,6 +8,7 @@ import click
 from peer.doctor.diagnosis import Finding, Level
 from peer.program.command import folder_option, host_of, read_address
 from peer.program.state_folder import StateFolder
+from swarm.log_format import harmless
 
 MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("note", "yellow"), Level.PROBLEM: ("FAIL", "red")}
 
@@ -50,6 +51,8 @@ def command(address: tuple[str, ...], listen: str, as_json: bool, folder: Path) 
 
 def _show(finding: Finding) -> None:
     mark, colour = MARKS[finding.level]
-    click.echo(f"{click.style(f'{mark:>4}', fg=colour)}  {click.style(finding.name, bold=True)}: {finding.says}")
+    click.echo(
+        f"{click.style(f'{mark:>4}', fg=colour)}  {click.style(finding.name, bold=True)}: {harmless(finding.says)}"
+    )
     if finding.remedy:
-        click.echo(f"      -> {finding.remedy}")
+        click.echo(f"      -> {harmless(finding.remedy)}")

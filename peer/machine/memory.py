@@ -16,7 +16,7 @@ GROUPS = Path("/sys/fs/cgroup")
 def free_bytes(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int:
     """Without what is held of files and can be given back. Control groups of both versions are heeded, and those above
     them; where there are none, or they say nothing, the machine alone."""
-    return min([psutil.virtual_memory().available, *_left_by_groups(own_groups, groups)])
+    return min([int(psutil.virtual_memory().available), *_left_by_groups(own_groups, groups)])
 
 
 def _left_by_groups(own_groups: Path, groups: Path) -> Iterator[int]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from swarm.core.owner.limits import LIMITS, NONE, OwnerLimits
 from swarm.core.plan import Assumptions, plan_run, total_bytes
@@ -57,7 +58,7 @@ def show_and_ask(
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for title, text in offer(signed_run, settings, stage, limits, num_peers).items():
-        table.add_row(title, text)
+        table.add_row(title, Text(text))  # not markup, whatever a host calls its licences
     Console(highlight=False).print(Padding(table, (1, 2)))
     ask_person("Join?", unasked="give --yes to join")
 

@@ -240,7 +240,7 @@ class Life:
         except TransientError:
             return
         drawn = sorted(found, key=lambda seed: hashlib.sha256(f"{daemon.identity.peer_id} {seed}".encode()).digest())
-        self._seeds |= {seed: addresses_in(found[seed]) for seed in drawn[:MAX_SEEDS]}
+        self._seeds |= {seed: addresses_in(found[seed], named=True) for seed in drawn[:MAX_SEEDS]}
         self._seeds = dict(list(self._seeds.items())[-MAX_SEEDS:])
 
     async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:

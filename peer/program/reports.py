@@ -16,7 +16,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import Step
 from swarm.core.round.contribution import Result
-from swarm.host_protocol import MAX_SCREENS, REPORT, RESULT, Credited, HonestAudits, StepReport
+from swarm.host_protocol import REPORT, RESULT, Credited, HonestAudits, StepReport
 from swarm.network.transport import Directory, Transport, Way
 
 log = logging.getLogger(__name__)
@@ -117,4 +117,4 @@ class Reports:
         found.update(work.counters.bad_messages)
         if self._directory.refused:
             found["directory_record"] = self._directory.refused
-        return tuple(sorted(found.items())[:MAX_SCREENS])
+        return tuple(sorted(found.items()))

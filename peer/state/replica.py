@@ -29,7 +29,7 @@ from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow, window_of
+from swarm.optim.local_window import Window, window_of
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
 from verification.round.papers import Papers
 
@@ -44,7 +44,7 @@ class Accumulation:
 
     gradient: GradientSum
     """In a window, of its present inner step."""
-    window: LocalWindow | None = None
+    window: Window | None = None
     """Where this peer takes inner steps by itself."""
     at: Weights | None = None
     """Where the window is."""

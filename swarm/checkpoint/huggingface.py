@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,12 @@ from swarm.model.subspace import multiplied_out
 MAX_SHARD_BYTES = 2 << 30
 """Weights above this are written in several files with an index."""
 
-_TOKENIZER_PATTERNS = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
-    "chat_template.*",
+_TOKENIZER_FILES = re.compile(
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|(merges|vocab)\.txt|[^.].*\.model|chat_template\.jinja"
 )
+"""Data alone: a tokenizer may bring a program too, which whoever loads it may have said yes to."""
+_TOKENIZER_CONFIG, _NAMES_CODE = "tokenizer_config.json", "auto_map"
 UNTIED = "its embeddings were tied; in this run's stages the head trained on its own, and is exported so"
 
 
@@ -156,8 +159,9 @@ def _load(model_dir: Path) -> tuple[Any, Any]:
         raise SettingsError(f"{model_dir} is no Hugging Face model folder; write one with `swarm export`")
     disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
-        return model.eval(), AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(model_dir, **given)
+        return model.eval(), AutoTokenizer.from_pretrained(model_dir, **given)
     except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{model_dir} cannot be loaded by transformers: {error}") from error
 
@@ -258,7 +262,9 @@ def _write_configs(info: CheckpointInfo, model: ModelSettings, out: Path) -> Non
     config.save_pretrained(out)
     came_with = info.path / PARENT / GENERATION
     if came_with.is_file():
-        shutil.copyfile(came_with, out / GENERATION)
+        said, known = _without(came_with, ()), GenerationConfig().to_dict()
+        kept = {name: value for name, value in said.items() if name in known}
+        (out / GENERATION).write_text(json.dumps(kept, indent=1) + "\n")
     else:
         GenerationConfig.from_model_config(config).save_pretrained(out)
     (out / "README.md").write_text(model_card(info, notes))
@@ -289,8 +295,22 @@ def copy_tokenizer(tokenizer_dir: Path, out: Path) -> None:
     if tokenizer_dir.is_file():
         shutil.copyfile(tokenizer_dir, out / "tokenizer.json")
         return
-    found = {path for pattern in _TOKENIZER_PATTERNS for path in tokenizer_dir.glob(pattern) if path.is_file()}
-    if not found:
+    found = [path for path in sorted(tokenizer_dir.glob("*")) if _TOKENIZER_FILES.fullmatch(path.name)]
+    if not any(path.is_file() for path in found):
         raise SettingsError(f"{tokenizer_dir} holds no tokenizer; give the folder with tokenizer.json")
-    for path in sorted(found):
-        shutil.copyfile(path, out / path.name)
+    for path in found:
+        if path.name == _TOKENIZER_CONFIG:
+            (out / path.name).write_text(json.dumps(_without(path, {_NAMES_CODE}), indent=1) + "\n")
+        elif path.is_file():
+            shutil.copyfile(path, out / path.name)
+
+
+def _without(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """What a file of JSON says, but for these names. Raises SettingsError."""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise SettingsError(f"{path} is a JSON {type(said).__name__}, not an object")
+    return {name: value for name, value in said.items() if name not in names}

@@ -1,12 +1,16 @@
 """What an exported model says of itself: which run made it, from what, on what, and who checked it."""
 
+import html
 import json
+import re
 from typing import Any
 
 from swarm.checkpoint.archive import CheckpointInfo
+from swarm.log_format import printable
 
 MOST_PEERS = 16
 """Named in a card."""
+_MARKS = re.compile(r"[\\`|\[\]]")
 
 
 def model_card(info: CheckpointInfo, notes: list[str]) -> str:
@@ -29,15 +33,22 @@ def model_card(info: CheckpointInfo, notes: list[str]) -> str:
         ("data licence", run.get("data_licence")),
     ]
     lines = ["---", "license: other", f"license_name: {json.dumps(run.get('model_licence', 'unknown'))}"]
-    lines += ["library_name: transformers", "tags: [homeswarm]", "---", "", f"# {run.get('name', 'A model')}", ""]
+    lines += [
+        "library_name: transformers",
+        "tags: [homeswarm]",
+        "---",
+        "",
+        f"# {_text(run.get('name', 'A model'))}",
+        "",
+    ]
     lines += ["Trained by volunteers over the Internet, with homeswarm.", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in rows if value not in (None, "")]
+    lines += [f"| {name} | {_text(value)} |" for name, value in rows if value not in (None, "")]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     peers = lineage.get("peers", [])
     if peers:
         lines += ["", "| peer | microbatches | steps |", "|---|---|---|"]
-        lines += [f"| {_cell(peer)} | {batches} | {steps} |" for peer, batches, steps in peers[:MOST_PEERS]]
+        lines += [f"| {_text(peer)} | {batches} | {steps} |" for peer, batches, steps in peers[:MOST_PEERS]]
     return "\n".join(lines) + "\n"
 
 
@@ -55,5 +66,6 @@ def _tokens(digest: str | None, count: int | None) -> str:
     return "" if digest is None else f"{count} (SHA-256 {digest})"
 
 
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def _text(value: Any) -> str:
+    """What others have written, on a line, as text: neither markup nor a link."""
+    return _MARKS.sub(r"\\\g<0>", html.escape(printable(str(value)), quote=False))

@@ -9,6 +9,8 @@ import click
 from swarm.cli import ExitCode
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from swarm.core.ids import PeerId
     from verification.audit.evidence import Evidence
 
@@ -27,6 +29,7 @@ def command() -> None:
 def list_files(folder: Path, as_json: bool) -> None:
     """List the evidence files in FOLDER (by default the present one) and below."""
     from swarm.core.errors import LocalError, RemoteError
+    from swarm.log_format import printable
     from verification.audit.evidence import SUFFIX
 
     found: list[dict[str, Any]] = []
@@ -44,7 +47,7 @@ def list_files(folder: Path, as_json: bool) -> None:
         what = (
             one.get("broken") or f"{one['kind']} by {one['accused']} at stage {one['stage']}, version {one['version']}"
         )
-        click.echo(f"{one['file']}: {what}")
+        click.echo(printable(f"{one['file']}: {what}"))
 
 
 @command.command("show")
@@ -68,12 +71,12 @@ def show(file: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "", title=str(file), title_justify="left")
+    table = Table("what", "", title=_cell(str(file)), title_justify="left")
     for name, value in _summary(evidence).items():
-        table.add_row(name.replace("_", " "), str(value))
+        table.add_row(_cell(name.replace("_", " ")), _cell(str(value)))
     facts = evidence.facts if isinstance(evidence.facts, dict) else {}
     for name, fact in facts.items():
-        table.add_row(name.replace("_", " "), _brief(fact, len(pack(fact))))
+        table.add_row(_cell(name.replace("_", " ")), _cell(_brief(fact, len(pack(fact)))))
     Console(width=120).print(table)
 
 
@@ -96,6 +99,7 @@ def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str |
     from swarm.core.ids import PeerId
     from swarm.data.piece_store import WholeFile
     from swarm.data.pieces import list_pieces
+    from swarm.log_format import printable
     from verification.replay.judge import judge
 
     torch.set_num_threads(1)  # the same bits on every run
@@ -111,10 +115,11 @@ def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str |
     if as_json:
         click.echo(json.dumps(outcome, indent=2))
     elif outcome["proven"]:
-        click.echo(f"proven: {outcome['kind']} by {outcome['accused']}\n{outcome['reason']}")
-        click.echo(f"in run {outcome['run_id']}\nunder key {outcome['run_key']}")
+        told = f"proven: {outcome['kind']} by {outcome['accused']}", outcome["reason"]
+        where = f"in run {outcome['run_id']}", f"under key {outcome['run_key']}"
+        click.echo("\n".join(map(printable, (*told, *where))))
     else:
-        click.echo(f"not proven: {outcome['reason']}")
+        click.echo(printable(f"not proven: {outcome['reason']}"))
     return ExitCode.OK if outcome["proven"] else ExitCode.NOT_PROVEN
 
 
@@ -164,6 +169,15 @@ def _read(path: Path) -> "Evidence":
         return evidence_in(path)
     except OSError as error:
         raise LocalError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _cell(text: str) -> "Text":
+    """Of a table: whoever made the evidence has written some of it."""
+    from rich.text import Text
+
+    from swarm.log_format import printable
+
+    return Text(printable(text))
 
 
 def _summary(evidence: "Evidence") -> dict[str, Any]:

@@ -17,8 +17,10 @@ import click
 def command(folder: Path, prompt: str, max_new_tokens: int, temperature: float, seed: int, chat: bool) -> None:
     """Continue PROMPT with the Hugging Face model in FOLDER, piece by piece."""
     from swarm.checkpoint.huggingface import generate
+    from swarm.log_format import harmless
 
     pieces = generate(folder, prompt, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, chat=chat)
+    pieces = map(harmless, pieces)  # strangers have trained it
     first = next(pieces, "")  # a folder that is no model shows before the prompt is echoed
     click.echo(first if chat else prompt + first, nl=False)
     for piece in pieces:

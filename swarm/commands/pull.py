@@ -51,6 +51,7 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None, base: Path 
         wanted = [file for file in record.files if keep_checkpoint is not None or not is_optimizer_file(file.name)]
         total_bytes = sum(file.size_bytes for file in wanted)
         click.echo(f"checkpoint {record.version}: {len(wanted)} files, {total_bytes / 1e6:.1f} MB")
+        check_room(partial, total_bytes)
         for file in wanted:
             fetch(client, record, file, partial / "checkpoint" / file.name)
     check_states(record, partial / "checkpoint", signed)
@@ -77,6 +78,20 @@ def newest(client: "CoordinatorClient") -> "CheckpointRecord":
             "and made checkpoint.every_steps steps"
         )
     return max(anchored, key=lambda record: record.version)
+
+
+def check_room(partial: Path, total_bytes: int) -> None:
+    """Raises SettingsError where the disk has no room for the checkpoint beside what is there of it."""
+    from swarm.core.errors import SettingsError
+
+    folder = next(parent for parent in partial.parents if parent.is_dir())
+    here = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    if total_bytes > free + here:
+        raise SettingsError(
+            f"the checkpoint takes {total_bytes / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free; name a FOLDER on "
+            "another disk"
+        )
 
 
 def fetch(client: "CoordinatorClient", record: "CheckpointRecord", file: "ArchivedFile", path: Path) -> None:

@@ -6,6 +6,16 @@ peer's fault, `TransientError` something worth another try.
 
 from swarm.core.ids import PeerId
 
+KINDS = frozenset(
+    {
+        *("amended", "anchor", "banned", "certificate", "debt", "digest", "draw", "equivocation", "evidence", "exam"),
+        *("expired", "fork", "gone", "layout", "malformed", "over", "papers", "plea", "protocol", "run_id", "run_key"),
+        *("served", "signature", "standing", "state", "ticket", "too_large", "too_many", "transient", "unknown"),
+        *("unseen", "verdict", "voucher", "withdrawn"),
+    }
+)
+"""Of remote errors. What counts them has room for each: a peer that answers with an error of its own word adds none."""
+
 
 class SettingsError(ValueError):
     """A setting cannot be used. The message names the field, its value and the remedy."""
@@ -24,7 +34,7 @@ class ShutOutError(LocalError):
 
 
 class RemoteError(Exception):
-    """A peer sent something wrong. `peer_id` is who; `kind` is a stable word for counters and evidence."""
+    """A peer sent something wrong. `peer_id` is who; `kind` is one of `KINDS`, for counters and evidence."""
 
     def __init__(self, kind: str, message: str, peer_id: PeerId | None = None) -> None:
         super().__init__(message)

@@ -79,14 +79,15 @@ class Boolean(Form):
 
 
 class Text(Form):
-    """At most so many characters."""
+    """At most so many letters and signs, on one line: what is said to people acts on no terminal, and writes no line of
+    a log."""
 
     def __init__(self, max_length: int = 256) -> None:
         self.max_length = max_length
 
     def read(self, value: Value, place: str) -> str:
-        if not isinstance(value, str) or len(value) > self.max_length:
-            raise _wrong(place, value, f"text of at most {self.max_length} characters")
+        if not isinstance(value, str) or len(value) > self.max_length or not value.isprintable():
+            raise _wrong(place, value, f"text of at most {self.max_length} letters and signs")
         return value
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Sequence
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 
 from swarm.core.errors import SettingsError
 
@@ -77,6 +78,34 @@ def has_ipv6() -> bool:
             return ip_address(asked.getsockname()[0]).is_global
     except OSError:
         return False
+
+
+_DIALLED = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]{1,253}/tcp/[0-9]{1,5}(/p2p/[0-9A-Za-z]{1,64}(/p2p-circuit(/p2p/[0-9A-Za-z]{1,64})?)?)?"
+)
+
+
+def is_dialled(address: str) -> bool:
+    """Whether a multiaddress is of a kind that is dialled: TCP at a host, or through a relay there."""
+    if not _DIALLED.fullmatch(address):
+        return False
+    parts = address.split("/")
+    return int(parts[4]) <= MAX_PORT and (parts[1].startswith("dns") or _is_machines(parts[1], parts[2]))
+
+
+def is_numeric(address: str) -> bool:
+    """Whether what is dialled is called by its number."""
+    return address.startswith(("/ip4/", "/ip6/"))
+
+
+def _is_machines(kind: str, host: str) -> bool:
+    """Whether a number is that of one machine."""
+    try:
+        number = ip_address(host)
+    except ValueError:
+        return False
+    is_everybodys = number.is_multicast or number.is_unspecified or number == IPv4Address("255.255.255.255")
+    return f"ip{number.version}" == kind and not is_everybodys
 
 
 def version_of(host: str) -> int:

@@ -279,6 +279,9 @@ class MemoryTransport:
     def traffic(self) -> tuple[int, int]:
         return self._bytes_sent, self._bytes_received
 
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        return "127.0.0.1"
+
     def ways(self) -> dict[PeerId, Way]:
         return {}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from swarm.core.canonical import Value, pack, unpack
-from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.errors import KINDS, LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
 
@@ -21,7 +21,6 @@ PEERS_SHARE = 4
 """One peer's calls announce at most a fourth of the bytes that all may."""
 STRANGERS_SHARE = 4
 """All who are not expected together have a fourth of each limit: keys cost nothing, and must not crowd out members."""
-MAX_KIND_CHARACTERS = 64
 MAX_ERROR_CHARACTERS = 1000
 
 
@@ -167,4 +166,4 @@ def decode_error(meta: dict[str, Value]) -> tuple[str, str]:
     if not isinstance(kind, str) or not isinstance(message, str):
         return "malformed", "an error reply without kind and message"
     printable = "".join(letter if letter.isprintable() else "?" for letter in message[:MAX_ERROR_CHARACTERS])
-    return (kind if kind.isidentifier() else "malformed")[:MAX_KIND_CHARACTERS], printable
+    return kind if kind in KINDS else "malformed", printable

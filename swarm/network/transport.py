@@ -86,6 +86,12 @@ class Transport(Protocol):
     def traffic(self) -> tuple[int, int]:
         """(bytes sent, bytes received) in bodies and headers so far."""
 
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        """The IP address that a peer is connected from; None of who is reached through a relay alone.
+
+        Raises TransientError where that cannot be found out now.
+        """
+
     def ways(self) -> Mapping[PeerId, Way]:
         """To the peers that this one deals with and is in touch with, as last looked."""
 
@@ -122,6 +128,9 @@ class TransportAround:
 
     def traffic(self) -> tuple[int, int]:
         return self._inner.traffic()
+
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        return await self._inner.host_of(peer_id)
 
     def ways(self) -> Mapping[PeerId, Way]:
         return self._inner.ways()

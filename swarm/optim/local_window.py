@@ -8,6 +8,7 @@ by the inner step's number in the run.
 A window lies where its stage is computed, if there is room: else its gradients and weights cross at every inner step.
 """
 
+from abc import ABC, abstractmethod
 from typing import TypeAlias
 
 import numpy as np
@@ -29,8 +30,8 @@ from swarm.optim.gradient_sum import GradientSum
 Floats: TypeAlias = NDArray[np.float32]
 
 
-class LocalWindow:
-    """One window after another, in the same memory: 20 bytes a parameter.
+class Window(ABC):
+    """One window after another, in the same memory, wherever its steps are taken: it begins and ends on the host.
 
     Equal starts and gradients give equal bits on every machine.
     """
@@ -61,26 +62,19 @@ class LocalWindow:
         return self.steps_taken >= self._num_steps
 
     @property
+    @abstractmethod
     def weights(self) -> Floats | torch.Tensor:
         """Where the window is, as `StageModel.weights` takes them. They hold until the step after the next."""
-        return self._here
 
     @property
     def _here(self) -> Floats:
         assert self._start is not None, "no window has begun"
         return self._start if not self.steps_taken else self._buffers[self.steps_taken % 2]
 
+    @abstractmethod
     def take(self, gradient: GradientSum) -> StepTaken:
         """One inner step, of the mean of a batch's gradients. Raises LocalError, with nothing changed, if it is not
         finite."""
-        return self.take_mean(gradient.take_mean())
-
-    def take_mean(self, gradient: Floats) -> StepTaken:
-        """`take`, of a mean that is on the host."""
-        out = self._buffers[(self.steps_taken + 1) % 2]
-        report = self._optimizer.step(self._here, gradient, step=self._number, clip_norm=self._clip_norm, out=out)
-        self.steps_taken += 1
-        return report
 
     @property
     def _number(self) -> int:
@@ -108,7 +102,25 @@ class LocalWindow:
         return self._means[where.start - 2 * size : where.stop - 2 * size]
 
 
-class WindowThere(LocalWindow):
+class LocalWindow(Window):
+    """One that lies on the host: 20 bytes a parameter."""
+
+    @property
+    def weights(self) -> Floats:
+        return self._here
+
+    def take(self, gradient: GradientSum) -> StepTaken:
+        return self.take_mean(gradient.take_mean())
+
+    def take_mean(self, gradient: Floats) -> StepTaken:
+        """`take`, of the mean."""
+        out = self._buffers[(self.steps_taken + 1) % 2]
+        report = self._optimizer.step(self._here, gradient, step=self._number, clip_norm=self._clip_norm, out=out)
+        self.steps_taken += 1
+        return report
+
+
+class WindowThere(Window):
     """One that lies on its stage's device, to the same bits: 16 bytes a parameter there, and 12 on the host, where it
     begins and ends."""
 
@@ -131,16 +143,13 @@ class WindowThere(LocalWindow):
         self.steps_taken += 1
         return report
 
-    def take_mean(self, gradient: Floats) -> StepTaken:
-        raise NotImplementedError("means of windows that lie on a device are made there")
-
     def end(self) -> None:
         if self.steps_taken:
             self._there.end(self._here)
         super().end()
 
 
-def window_of(settings: RunSettings, model: StageModel, *, threads: Threads = ONE_THREAD) -> LocalWindow:
+def window_of(settings: RunSettings, model: StageModel, *, threads: Threads = ONE_THREAD) -> Window:
     """The quickest for which the stage's mode has room."""
     if model.device.type != "cpu" and (model.mode is None or model.mode.steps_there):
         return WindowThere(settings, model.layout, model.link, threads=threads)

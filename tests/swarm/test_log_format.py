@@ -4,9 +4,11 @@ import io
 import logging
 from pathlib import Path
 
+import click
 import pytest
 
 from peer.program.state_folder import StateFolder
+from swarm.cli import ExitCode, run
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
@@ -63,3 +65,14 @@ def test_every_log_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log_to_terminal(verbose=True)
     made.append(StateFolder(tmp_path / "state").log_handler())
     assert all(isinstance(handler.formatter, LogFormatter) for handler in made)
+
+
+def test_what_a_verb_ends_with_acts_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A host that refuses says why, in its own words."""
+
+    @click.command()
+    def refused() -> None:
+        raise RemoteError("standing", "not\nnow\x1b]0;mine\x07")
+
+    assert run([], of=refused) is ExitCode.FAILED
+    assert capsys.readouterr().err == "swarm: not\nnow\\x1b]0;mine\\x07\n"

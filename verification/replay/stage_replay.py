@@ -27,7 +27,7 @@ from swarm.model.tensor_pass import TensorPass
 from swarm.optim.carried_moments import Carried
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow, window_of
+from swarm.optim.local_window import Window, window_of
 from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
@@ -280,7 +280,7 @@ class StageReplay:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts
 
-    def _window(self, exhibits: Sequence[Exhibit], step: Step, gradient: GradientSum) -> LocalWindow:
+    def _window(self, exhibits: Sequence[Exhibit], step: Step, gradient: GradientSum) -> Window:
         """The window of inner steps that the exhibits' peer must have taken: batches of them in order, each on the
         weights that the one before has left."""
         window, each = window_of(self.settings, self.model), self.settings.microbatches_per_step

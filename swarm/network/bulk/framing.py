@@ -25,7 +25,6 @@ from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
-    MAX_KIND_CHARACTERS,
     MAX_METHOD_BYTES,
     byte_view,
     decode_meta,
@@ -88,7 +87,7 @@ def encode_reply_head(meta: bytes, body: memoryview) -> bytes:
 
 
 def encode_error(status: Status, kind: str, message: str) -> bytes:
-    meta = pack({"kind": kind[:MAX_KIND_CHARACTERS], "message": message[:MAX_ERROR_CHARACTERS]})
+    meta = pack({"kind": kind, "message": message[:MAX_ERROR_CHARACTERS]})
     return _REPLY.pack(_MAGIC, status, len(meta), 0) + meta
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
+from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import TransientError
 from swarm.core.forms import Integer, Text
 from swarm.core.ids import PeerId
@@ -31,6 +32,8 @@ MAX_PORTS = 2
 MAX_AT_ONCE, MAX_AT_ONCE_EACH = 8, 4
 """Addresses; a caller with both versions of IP has two. The latter of one small network: who never answers keeps nobody
 elsewhere from hearing whether it can be dialled."""
+AT_ONCE_OF_A_NETWORK, PER_S_OF_A_NETWORK = 64.0, 1.0
+"""Calls: behind a provider's router many share an address, whose ports nobody is to look through from here."""
 _VERSIONS = 2
 
 Ports = Annotated[tuple[Annotated[int, Integer(high=MAX_PORT)], ...], AtMost(MAX_PORTS)]
@@ -90,6 +93,7 @@ class DialBack:
         """Its own word is enough."""
         self._under_way = Counter[str]()
         """By network."""
+        self._rates = AddressRates(calls_per_s=PER_S_OF_A_NETWORK, burst=AT_ONCE_OF_A_NETWORK)
 
     async def answer(self, sender: PeerId, request: Message) -> Message:
         asked = DialBackRequest.from_value(request.meta)
@@ -108,6 +112,9 @@ class DialBack:
             self._under_way[network] >= MAX_AT_ONCE_EACH for network in networks
         ):
             raise TransientError(f"busy: {self._under_way.total()} peers are being dialled back already")
+        wait_s = max(self._rates.take(network, now=asyncio.get_running_loop().time()) for network in networks)
+        if wait_s:
+            raise TransientError(f"this network was dialled back too often lately; ask again in {wait_s:.0f} s")
         self._under_way.update(networks)
         try:
             at = await asyncio.gather(*(_dialled(one, asked.ports(version)) for version, one in hosts.items()))

@@ -12,6 +12,7 @@ from swarm.core.canonical import Value, pack, signed_bytes, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, verify
+from swarm.network.addresses import is_dialled, is_numeric
 
 MAX_RECORD_BYTES = 4096
 MAX_TOPIC_CHARACTERS = 200
@@ -19,6 +20,8 @@ MAX_TTL_S = 300.0
 """No record may live longer than this: what a dead peer said is forgotten."""
 CLOCK_SKEW_S = 3.0
 """Difference between two peers' clocks that is forgiven."""
+MAX_ADDRESSES = 8
+"""Of a peer, that are dialled."""
 REMEMBERED_RECORDS = 1024
 """A record is looked up many times while it lives: so many of the last ones are not verified again."""
 
@@ -105,10 +108,14 @@ def newest_of(answers: Iterable[bytes], topic: str, *, now: float) -> tuple[dict
     return {peer_id: newest[peer_id] for peer_id in sorted(newest)}, refused
 
 
-def addresses_in(fields: Mapping[str, Value]) -> list[str]:
-    """What a record says of where its peer is; none if it says nothing that could be addresses."""
+def addresses_in(fields: Mapping[str, Value], *, named: bool = False) -> list[str]:
+    """Where a record says that its peer is: a few TCP multiaddresses; none if it says nothing that could be addresses.
+
+    By number, unless `named`: a name may stand for a hundred others' numbers, and for others each time.
+    """
     found = fields.get("addresses")
-    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+    texts = [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+    return [text for text in texts if is_dialled(text) and (named or is_numeric(text))][:MAX_ADDRESSES]
 
 
 def _statement(record: Record) -> dict[str, Value]:

@@ -1,41 +1,73 @@
-"""A node of hivemind's DHT, of whose searches nothing waits any more once they were given up.
+"""A node of hivemind's DHT with a search of its own: it ends with whoever asked, and strangers do not make it long.
 
-Each question of a search has a task beside it that waits for the search's end. Where the search is cancelled, as every
-one is that takes too long, hivemind leaves those tasks waiting for an event that nobody sets or holds any more: one
-after the other the garbage collector finds them, and asyncio says that a task was destroyed but is pending.
+hivemind's goes on for as long as nodes are named that are nearer, and leaves tasks that wait for ever for the end of
+one that was given up, as every one is that takes too long.
 """
 
 import asyncio
-from contextvars import ContextVar
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from itertools import islice
 
-import hivemind.dht.traverse
 from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import PeerID
 
-_EVENTS: ContextVar[list[asyncio.Event] | None] = ContextVar("events", default=None)
-"""Of the search that is under way; None outside of any."""
+MOST_ASKED = 64
+"""Nodes, of one search. Where nobody lies the nearest ones are found by asking some twenty."""
 
-
-def _event() -> asyncio.Event:
-    event, events = asyncio.Event(), _EVENTS.get()
-    if events is not None:
-        events.append(event)
-    return event
-
-
-hivemind.dht.traverse.asyncio = SimpleNamespace(**{**vars(asyncio), "Event": _event})
+OnFound = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[None]]
+"""Told of a search's end: what was looked for, the nearest nodes and those asked."""
 
 
 class SearchingNode(DHTNode):  # type: ignore[misc]
-    """As hivemind's own; a cancelled search ends what waits for its end. Questions under way end by themselves."""
+    """As hivemind's own."""
 
-    async def find_nearest_nodes(self, *args: Any, **options: Any) -> Any:
-        events: list[asyncio.Event] = []
-        token = _EVENTS.set(events)
+    async def find_nearest_nodes(
+        self,
+        queries: Collection[DHTID],
+        k_nearest: int | None = None,
+        node_to_peer_id: dict[DHTID, PeerID] | None = None,
+        exclude_self: bool = False,
+        found_callback: OnFound | None = None,
+    ) -> dict[DHTID, dict[DHTID, PeerID]]:
+        """The nodes nearest to each, nearest first, as hivemind calls it: whom it knows is in `node_to_peer_id`."""
+        size, table = self.protocol.bucket_size, self.protocol.routing_table
+        known = node_to_peer_id if node_to_peer_id is not None else {}
+        if node_to_peer_id is None:
+            for query in queries:
+                known.update(self._filter_blacklisted(dict(table.get_nearest_neighbors(query, size, self.node_id))))
+        most = size if k_nearest is None else k_nearest
+
+        async def search(query: DHTID) -> dict[DHTID, PeerID]:
+            nearest, asked = await self._nearest(query, known, max(size, most))
+            if found_callback is not None:
+                await found_callback(query, nearest, asked)
+            if not exclude_self:
+                known[self.node_id] = self.peer_id
+                nearest = sorted([*nearest, self.node_id], key=query.xor_distance)
+            return {node: known[node] for node in nearest[:most]}
+
+        return dict(zip(queries, await asyncio.gather(*map(search, queries)), strict=True))
+
+    async def _nearest(self, query: DHTID, known: dict[DHTID, PeerID], beam: int) -> tuple[list[DHTID], set[DHTID]]:
+        """The `beam` nearest nodes of which anybody tells, and those that were asked. Adds to what is `known`."""
+        asked: set[DHTID] = {self.node_id}
+        questions: set[asyncio.Task[dict[DHTID, tuple[object, dict[DHTID, PeerID]]] | None]] = set()
         try:
-            return await super().find_nearest_nodes(*args, **options)
+            while True:
+                nearest = sorted(known.keys() - {self.node_id}, key=query.xor_distance)[:beam]
+                room = min(self.num_workers - len(questions), MOST_ASKED - len(asked))
+                for node in islice((one for one in nearest if one not in asked), max(0, room)):
+                    asked.add(node)
+                    questions.add(asyncio.create_task(self._call_find_with_blacklist(known[node], [query])))
+                if not questions:
+                    return nearest, asked
+                answered, questions = await asyncio.wait(questions, return_when=asyncio.FIRST_COMPLETED)
+                for question in answered:
+                    for _, told in (question.result() or {}).values():
+                        for node, peer in islice(told.items(), self.protocol.bucket_size):
+                            known.setdefault(node, peer)  # nobody says where a node is that is known
         finally:
-            _EVENTS.reset(token)
-            for event in events:
-                event.set()
+            for question in questions:
+                question.cancel()
+            await asyncio.gather(*questions, return_exceptions=True)

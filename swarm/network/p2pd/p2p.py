@@ -18,7 +18,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
-from swarm.network.addresses import multiaddress, ports_of, version_of
+from swarm.network.addresses import is_dialled, multiaddress, ports_of, version_of
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import (
@@ -205,7 +205,7 @@ class P2PTransport:
         if not is_peer_id(peer_id):
             raise TransientError(f"{peer_id[:60]!r} is no peer id")
         dialled = []
-        for address in addresses:
+        for address in filter(is_dialled, addresses):
             with contextlib.suppress(SettingsError):  # a stranger's address of another kind is not for us
                 check_address("address", address)
                 dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
@@ -329,6 +329,13 @@ class P2PTransport:
     def traffic(self) -> tuple[int, int]:
         answering = self._answering
         return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
+
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                return await self._control.remote_host(peer_id)
+        except (ControlError, TimeoutError) as error:
+            raise TransientError(f"p2pd does not tell where {peer_id} is: {error}") from error
 
     def ways(self) -> dict[PeerId, Way]:
         found = {}

@@ -7,6 +7,7 @@ It prints one object: {"outside", "inside", "ports": {inner: outer}}, or {"why"}
 
 import json
 import random
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -17,6 +18,8 @@ from swarm.network.router.forwarded import LIFETIME_S
 
 WITHIN_S = 30
 """It ends by itself, whatever becomes of whoever began it."""
+MOST_BYTES = 256 << 20
+"""Of its memory: the library keeps whatever a device of the home answers, until it ends."""
 SEARCH_MS = 1200
 OTHER_PORTS = 4
 """Tried where a port's own number is taken."""
@@ -83,6 +86,7 @@ def end(igd: miniupnpc.UPnP, ports: list[int]) -> dict[str, object]:
 
 def main(what: str, interface: str, *ports: str) -> None:
     signal.alarm(WITHIN_S)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     igd = miniupnpc.UPnP(discoverdelay=SEARCH_MS, multicastif=interface or None)
     try:
         with suppress(Exception):  # of the library's own making, also where nobody answers

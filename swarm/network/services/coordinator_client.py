@@ -9,7 +9,10 @@ import grpc
 
 from swarm.core.canonical import Value, unpack
 from swarm.core.errors import LocalError, RemoteError, TransientError, UnreachableError
+from swarm.core.ids import PeerId
+from swarm.identity.key import is_peer_id
 from swarm.invite import Invite
+from swarm.log_format import printable
 from swarm.manifest.signed_run import MAX_SIGNED_RUN_BYTES, SignedRun
 from swarm.network.services.certificate import SERVER_NAME, fingerprint_of
 from swarm.proto import coordinator_pb2 as pb
@@ -39,6 +42,9 @@ class CoordinatorClient:
     def peers(self, stage: int) -> pb.Peers:
         with _errors(self.invite):
             answer: pb.Peers = self._stub.ListPeers(pb.PeersRequest(stage=stage), timeout=CALL_S)
+        for peer in answer.peers:
+            if not is_peer_id(PeerId(peer.peer_id)):
+                raise RemoteError("malformed", f"the host at {self.invite.target} names a peer {peer.peer_id[:60]!r}")
         return answer
 
     def checkpoints(self) -> list[Value]:
@@ -57,6 +63,8 @@ class CoordinatorClient:
     def status(self) -> pb.Status:
         with _errors(self.invite):
             answer: pb.Status = self._stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+        if (answer.run_id, answer.name) != (self.invite.run_id, self.invite.name):
+            raise RemoteError("run_id", f"the host at {self.invite.target} tells of another run than the invite's")
         return answer
 
 
@@ -98,7 +106,7 @@ def _errors(invite: Invite) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        code, details = error.code(), str(error.details())[:400]
+        code, details = error.code(), printable(str(error.details())[:400])
         if code in _TRANSIENT:
             raise TransientError(f"the host at {invite.target}: {details}") from error
         if code is grpc.StatusCode.CANCELLED:

@@ -5,10 +5,8 @@ What it shows is in bootstrap/program/dashboard.py. A page that is open is told 
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +18,7 @@ from aiohttp import web
 from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import SettingsError
 from swarm.network.places import Places, caller_of, network_of
+from swarm.network.services.front import MOST_CONNECTIONS, Counted, listening, port_of
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -78,6 +77,7 @@ class WebSite:
         """Open pages of each address."""
         self._downloads: Places[object] = Places(MAX_DOWNLOADS)
         self._said: tuple[float, str] = (0.0, "")
+        self._measured: tuple[float, bytes] = (0.0, b"")
         self._closing = asyncio.Event()
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
         for path, (kind, body) in shown.pages.items():
@@ -89,28 +89,33 @@ class WebSite:
         app.router.add_get("/verdict/{peer:[0-9A-Za-z]{1,64}}", self._verdict)
         app.router.add_get("/checkpoints/{version:[0-9]{1,12}}/{name:.{1,128}}", self._checkpoint)
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=30.0, shutdown_timeout=0.5)
-        self.port = 0
+        self._server: asyncio.Server | None = None
 
     @classmethod
     async def start(cls, shown: Shown, listen: str) -> "WebSite":
         """Listen at HOST:PORT, everywhere without HOST, port 0 for any. Raises SettingsError if that cannot be had."""
         site = cls(shown)
-        host, _, port = listen.rpartition(":")
         await site._runner.setup()
+        answering = site._runner.server
+        assert answering is not None
+        places: Places[asyncio.BaseTransport] = Places(MOST_CONNECTIONS)
         try:
-            if host:
-                await web.TCPSite(site._runner, host.strip("[]"), int(port)).start()
-            else:
-                await web.SockSite(site._runner, _everywhere(int(port))).start()
-        except (OSError, ValueError) as error:
+            site._server = await listening(lambda: Counted(answering(), places), listen, "web")
+        except SettingsError:
             await site._runner.cleanup()
-            raise SettingsError(f"--web {listen}: cannot listen there ({error}); choose another port") from error
-        site.port = site._runner.addresses[0][1]
+            raise
         return site
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return port_of(self._server)
 
     async def close(self) -> None:
         """Within a second; pages that are open are told to look again later."""
         self._closing.set()
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
 
     @web.middleware
@@ -172,7 +177,11 @@ class WebSite:
                     await self._closing.wait()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._shown.metrics(), headers={"Content-Type": METRICS_TYPE})
+        at, body = self._measured
+        if not body or time.monotonic() - at >= TICK_S:
+            body = self._shown.metrics()
+            self._measured = time.monotonic(), body
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def _verdict(self, request: web.Request) -> web.Response:
         body = self._shown.word(request.match_info["peer"])
@@ -219,16 +228,6 @@ class WebSite:
         finally:
             self._downloads.leave(place)
         return response
-
-
-def _everywhere(port: int) -> socket.socket:
-    """Listens at this machine's addresses, of IPv6 too if it has any. Raises OSError."""
-    try:
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise
-        return socket.create_server(("0.0.0.0", port))  # noqa: S104 - what its owner asked for
 
 
 def _fixed(kind: str, body: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -13,7 +13,7 @@ from bootstrap.program.held_run import HeldRun
 from bootstrap.program.ledger import Ledger
 from swarm.cli import ExitCode, run
 from swarm.core.directory.address_rates import AddressRates
-from swarm.core.errors import RemoteError, SettingsError
+from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import ADMIT
 from swarm.invite import Invite, parse_invite
@@ -223,3 +223,25 @@ def test_a_crowd_of_keys_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.Mo
             assert set(again.peers) == set(host.itself.books.peers)
 
     asyncio.run(admit())
+
+
+def test_one_key_or_many_of_one_network_fill_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that wished for another stage at each call had the host write two events, for ever, as fast as it asked."""
+    monkeypatch.setattr(admission, "AT_ONCE", 4.0)
+
+    async def scenario() -> None:
+        async with hosted(tmp_path) as host:
+            for stage in (0, 1, 0):
+                assert await ask(host, 0, stage=stage) == stage
+            before = host.ledger_size()
+            assert await ask(host, 1) in (0, 1)
+            for number, stage in ((0, 1), (1, None), (2, None), (0, 0)):
+                held = host.itself.books.peers.get(identity_of(number).peer_id)
+                if held is not None and stage in (None, held.stage):
+                    await ask(host, number, stage=stage)  # nothing is to be written down of it
+                else:
+                    with pytest.raises(TransientError, match="from your network have been admitted"):
+                        await ask(host, number, stage=stage)
+            assert host.ledger_size() == before + 2
+
+    asyncio.run(scenario())

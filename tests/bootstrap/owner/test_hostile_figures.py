@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bootstrap.directory.answers import CoordinatorAnswers
-from bootstrap.owner.progress import PeerFigures, RunProgress
+from bootstrap.owner.progress import FAR_VERSIONS, PeerFigures, RunProgress
 from bootstrap.program.dashboard import Dashboard
 from bootstrap.state.evaluation import Evaluation
 from swarm.core.errors import RemoteError
@@ -20,7 +20,7 @@ from swarm.host_protocol import REPORT, HonestAudits, StepReport
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from swarm.proto import coordinator_pb2 as pb
-from tests.bootstrap.state.test_handing_over import MEMBER, STAGE, admitted, begun, told
+from tests.bootstrap.state.test_handing_over import LIAR, MEMBER, OTHER_LIAR, STAGE, admitted, begun, told
 from tests.swarm_in_process import identity_of, manifest_of, prepare
 
 COUNTS = (
@@ -45,7 +45,8 @@ ENORMOUS: list[dict[str, Any]] = [
         for name in ("num_targets", "stale", "counted", "round_bytes", "num_direct", "num_relayed")
     ),
     *({name: sign * 1e308} for name in ("loss_sum", "overlap", "busy_s") for sign in (1, -1)),
-    {"screens": (("norm", (1 << 63) - 1),)},
+    {"screens": (("gradient_norm", (1 << 63) - 1),)},
+    {"screens": (("of_its_own", 1),)},
     {"honest_audits": (HonestAudits(numeric_class="", num_audits=(1 << 63) - 1, share=0.5),)},
     *({"honest_audits": (HonestAudits(numeric_class="", num_audits=1, share=share),)} for share in (-1.0, 1e308)),
     {"honest_audits": 17 * HONEST.honest_audits},
@@ -105,3 +106,42 @@ def test_whoever_is_admitted_fills_no_table_of_audits() -> None:
         audits = (HonestAudits(numeric_class="true" if is_member else "false", num_audits=1 << 40, share=0.5),)
         progress.take(peer, replace(HONEST, honest_audits=audits), is_member=is_member)
     assert [audited for _, audited, _, _ in progress.honest_audits()] == ["true"]
+
+
+def test_of_who_is_no_member_nothing_long_is_kept(tmp_path: Path) -> None:
+    """Each identity had the host hold 2 MB, and its page and metrics show as many rows of its own words as it liked."""
+
+    async def scenario() -> None:
+        async with begun(tmp_path, run={"trust": "public"}) as host:
+            long = replace(
+                HONEST,
+                not_finite=tuple(range(1 << 12)),
+                screens=(("gradient_norm", 3),),
+                honest_audits=(HonestAudits(numeric_class="of its own", num_audits=1, share=0.5),),
+            )
+            for number in (LIAR, MEMBER):
+                await told(host, number, REPORT, {"report": long.to_value()})
+            progress = host.itself.progress
+            kept = {number: progress.peers[identity_of(number).peer_id].last for number in (LIAR, MEMBER)}
+            assert kept[LIAR] == replace(long, not_finite=(), honest_audits=())
+            assert kept[MEMBER] == replace(long, not_finite=())
+            assert progress.screens() == {"gradient_norm": 3}
+
+    asyncio.run(scenario())
+
+
+def test_steps_that_somebody_names_are_not_there_for_it(tmp_path: Path) -> None:
+    """A key that was admitted named one after the other, of up to a million, and each was kept and shown for ever."""
+
+    async def scenario() -> None:
+        tables: dict[str, Any] = {"run": {"trust": "public"}, "optimizer": {"total_steps": 10 * FAR_VERSIONS}}
+        async with begun(tmp_path, **tables) as host:
+            for number, version in ((LIAR, 1), (LIAR, 5), (LIAR, FAR_VERSIONS), (MEMBER, 2 * FAR_VERSIONS)):
+                await told(host, number, REPORT, {"report": replace(HONEST, version=version).to_value()})
+            assert not host.itself.progress.steps
+            assert not host.itself.progress.digests
+            await told(host, OTHER_LIAR, REPORT, {"report": HONEST.to_value()})
+            await told(host, MEMBER, REPORT, {"report": replace(HONEST, version=2 * FAR_VERSIONS + 1).to_value()})
+            assert not host.itself.progress.steps
+
+    asyncio.run(scenario())

@@ -23,7 +23,7 @@ from swarm.checkpoint.state import state_digest
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.p2pd.processes import RuntimeFolder
-from swarm.network.services.coordinator_service import ServiceLimits
+from swarm.network.services.calls_of_strangers import ServiceLimits
 from swarm.network.services.host_service import serve_owner_of_host
 from swarm.network.transport import Transport
 from tests.swarm_in_process import manifest_of, prepare

@@ -4,13 +4,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import bootstrap.audit.accusations
 import peer.audit.accuser
-from bootstrap.audit.accusations import MAX_COMING, IncomingEvidence
+from bootstrap.audit.accusations import IDLE_S, LEFT_FREE_BYTES, MAX_COMING, MAX_OF_STRANGERS, IncomingEvidence
 from peer.audit.accuser import MAX_TRIES, Accuser
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
@@ -61,7 +62,7 @@ def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEviden
             said = AccusationPiece.from_value(request.meta)
             asked.append(said.at)
             state[0] = lose(len(asked), state[0])
-            at, path = await state[0].take(sender, said, request.body)
+            at, path = await state[0].take(sender, said, request.body, is_member=True)
             if path is not None:
                 whole.append(path.read_bytes())
             return Message({"next": at})
@@ -127,15 +128,20 @@ def test_what_can_be_no_piece_is_refused_and_one_that_came_before_is_told_where_
             (piece(LARGEST - 1), b"xx"),
         ):
             with pytest.raises(RemoteError):
-                await incoming.take(SENDERS[0], said, body)
+                await incoming.take(SENDERS[0], said, body, is_member=True)
         assert not (tmp_path / "coming").exists()
-        assert await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:]) == (0, None)
-        both = await asyncio.gather(*(incoming.take(SENDERS[0], piece(0), BODY[:PIECE]) for _ in range(2)))
+        assert await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True) == (0, None)
+        both = await asyncio.gather(
+            *(incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) for _ in range(2))
+        )
         assert both == [(PIECE, None)] * 2
-        assert await incoming.take(SENDERS[0], piece(2 * PIECE), BODY[2 * PIECE :]) == (PIECE, None)
-        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE]) == (PIECE, None)
-        assert await incoming.take(SENDERS[1], piece(PIECE), BODY[PIECE:]) == (0, None)  # another's is another's
-        at, path = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:])
+        assert await incoming.take(SENDERS[0], piece(2 * PIECE), BODY[2 * PIECE :], is_member=True) == (PIECE, None)
+        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
+        assert await incoming.take(SENDERS[1], piece(PIECE), BODY[PIECE:], is_member=True) == (
+            0,
+            None,
+        )  # another's is another's
+        at, path = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True)
         assert path is not None
         assert (at, path.read_bytes()) == (LARGEST, BODY)
 
@@ -152,20 +158,23 @@ def test_of_an_accuser_one_file_is_under_way_and_who_stops_gives_way(
         folder = tmp_path / "coming"
         incoming = IncomingEvidence(folder, LARGEST)
         for digest in (1, 2):
-            assert await incoming.take(SENDERS[0], piece(0, digest=digest), BODY[:PIECE]) == (PIECE, None)
+            assert await incoming.take(SENDERS[0], piece(0, digest=digest), BODY[:PIECE], is_member=True) == (
+                PIECE,
+                None,
+            )
         assert len(list(folder.iterdir())) == 1
         for number, sender in enumerate(SENDERS[1:MAX_COMING]):
             now[0] += number
-            assert await incoming.take(sender, piece(0), BODY[:PIECE]) == (PIECE, None)
+            assert await incoming.take(sender, piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
         with pytest.raises(TransientError, match="8 accusations"):
-            await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE])
+            await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True)
         now[0] = 100.0 + bootstrap.audit.accusations.IDLE_S
-        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE]) == (PIECE, None)
-        assert await incoming.take(SENDERS[0], piece(PIECE, digest=2), BODY[PIECE:]) == (0, None)
+        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
+        assert await incoming.take(SENDERS[0], piece(PIECE, digest=2), BODY[PIECE:], is_member=True) == (0, None)
         assert len(list(folder.iterdir())) == MAX_COMING
         monkeypatch.setattr(bootstrap.audit.accusations, "LEFT_FREE_BYTES", 1 << 60)
         with pytest.raises(TransientError, match="no room on disk"):
-            await incoming.take(SENDERS[1], piece(0, digest=3), BODY[:PIECE])
+            await incoming.take(SENDERS[1], piece(0, digest=3), BODY[:PIECE], is_member=True)
         assert len(list(folder.iterdir())) == MAX_COMING - 1  # it brings another now
 
     asyncio.run(main())
@@ -174,3 +183,40 @@ def test_of_an_accuser_one_file_is_under_way_and_who_stops_gives_way(
 def test_evidence_may_be_as_large_as_the_run_makes_it() -> None:
     small = largest_evidence_bytes(small_settings())
     assert 64 << 20 < small < 128 << 20
+
+
+def test_keys_that_let_evidence_drip_keep_no_member_from_bringing_its_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight of them held all places with a byte in two minutes each, or all of the disk by what they said was to come;
+    and a member that has charged, and cannot bring its case, is struck."""
+    free = 1 << 32
+    monkeypatch.setattr(bootstrap.audit.accusations.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    async def main() -> None:
+        incoming, huge = IncomingEvidence(tmp_path / "coming", free), piece(0, size=(free - LEFT_FREE_BYTES) // 2)
+        for sender in SENDERS[:MAX_OF_STRANGERS]:
+            await incoming.take(sender, huge, b"x", is_member=False)
+        with pytest.raises(TransientError, match="are being brought already"):
+            await incoming.take(SENDERS[MAX_OF_STRANGERS], piece(0), BODY, is_member=False)
+        large = await incoming.take(SENDERS[-1], piece(0, size=free // 3), BODY[:PIECE], is_member=True)
+        assert large == (PIECE, None)
+
+    asyncio.run(main())
+
+
+def test_who_brings_a_byte_now_and_then_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(bootstrap.audit.accusations.time, "monotonic", lambda: now[0])
+
+    async def main() -> None:
+        incoming = IncomingEvidence(tmp_path / "coming", LARGEST)
+        for at in range(2):
+            for sender in SENDERS[:MAX_COMING]:
+                assert await incoming.take(sender, piece(at), b"x", is_member=True) == (at + 1, None)
+            with pytest.raises(TransientError, match="8 accusations"):
+                await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True)
+            now[0] += IDLE_S - 1.0  # none is idle, and each is far slower than any line
+        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
+
+    asyncio.run(main())

@@ -45,6 +45,9 @@ class Hidden:
     async def take_place(self, relay: PeerId) -> RelayPlace:
         return RelayPlace(0.0, 0)
 
+    async def host_of(self, peer_id: PeerId) -> str | None:
+        return "203.0.113.9"
+
     def addresses(self) -> list[str]:
         return list(self.relayed)
 
@@ -147,5 +150,35 @@ def test_nobody_knows_which_relays_a_peer_will_try() -> None:
             assert offers == await reach._offers_of_volunteers()
             orders.add(tuple(offers))
         assert len(orders) > 1
+
+    asyncio.run(scenario())
+
+
+def test_nobody_but_the_host_has_a_name_looked_up_nor_says_where_the_host_is() -> None:
+    """A volunteer's offer of the host as a relay put its addresses in the place of the host's own, and a name stands
+    for as many others' numbers as its owner likes."""
+
+    async def scenario() -> None:
+        network, transport = MemoryNetwork(random.Random(0)), Hidden()
+        await told(network, identity_of(3), HOST.peer_id, [GOOD.replace(RELAY.peer_id, HOST.peer_id)])
+        await told(network, identity_of(4), RELAY.peer_id, [f"/dns4/victims.example/tcp/25/p2p/{RELAY.peer_id}"])
+        with pytest.raises(TransientError):
+            await reachability(transport, network)._take_place()
+        assert transport.asked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_hosts_relay_that_has_a_name_is_told_by_the_number_that_it_is_reached_at() -> None:
+    class Offered(Hidden):
+        async def call(self, *args: Any, **more: Any) -> Message:
+            named = tuple(f"/dns4/{name}.example/tcp/4002/p2p/{RELAY.peer_id}" for name in "ab")
+            return Message(RelayOffer(peer_id=RELAY.peer_id, addresses=named).to_value())
+
+    async def scenario() -> None:
+        network, transport = MemoryNetwork(random.Random(0)), Offered()
+        await reachability(transport, network)._take_place()
+        circuit = f"/p2p/{RELAY.peer_id}/p2p-circuit/p2p/{ME.peer_id}"
+        assert transport.relayed == (f"/ip4/203.0.113.9/tcp/4002{circuit}",)
 
     asyncio.run(scenario())

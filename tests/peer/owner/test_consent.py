@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -87,3 +88,13 @@ def test_the_owner_is_asked_once_for_all_peers_of_the_daemon(
     told = [offer(prepared.signed, prepared.settings, 0, OwnerLimits(), number) for number in (1, 2)]
     assert "stage 0 on each of 2 GPUs" in told[1]["model"]
     assert told[0]["traffic"] != told[1]["traffic"]
+
+
+def test_what_a_host_calls_its_licences_hides_nothing_and_ends_nothing(
+    prepared: PreparedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was read as rich's markup: text that is not shown, a link to elsewhere, or a traceback."""
+    answering(monkeypatch, terminal=True, answer=True)
+    settings = replace(prepared.settings, model_licence="[/]", data_licence="MIT [conceal]and more[/conceal]")
+    show_and_ask(prepared.signed, settings, None, OwnerLimits())
+    assert "model: [/]; data: MIT [conceal]and more[/conceal]" in " ".join(capsys.readouterr().out.split())

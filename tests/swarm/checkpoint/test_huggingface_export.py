@@ -12,10 +12,12 @@ import torch
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, read_checkpoint
 from swarm.checkpoint.huggingface import copy_tokenizer, export_huggingface, generate
 from swarm.checkpoint.model_card import model_card
+from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
+from swarm.log_format import harmless
 from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
@@ -229,3 +231,35 @@ def test_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SettingsError, match="cannot be loaded"):
         list(generate(tmp_path, "a", max_new_tokens=1, temperature=0, seed=0))
+
+
+def test_a_hosts_checkpoint_brings_no_program_into_the_export(tmp_path: Path) -> None:
+    """What it called a tokenizer had a file of Python and said so: whoever loads it and trusts it runs that."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoints", byte_model("llama"), tokenizer="own")
+    (checkpoint / TOKENIZER).mkdir()
+    (checkpoint / PARENT).mkdir()
+    for name in ("tokenizer_evil.py", "vocab.pkl", "tokenizer.so", "evil.model.py", "vocab.json"):
+        (checkpoint / TOKENIZER / name).write_text("print()")
+    says = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [None, "tokenizer_evil.Evil"]}}
+    (checkpoint / TOKENIZER / "tokenizer_config.json").write_text(json.dumps(says))
+    (checkpoint / PARENT / "generation_config.json").write_text(json.dumps({"do_sample": True, "auto_map": {}}))
+    export_huggingface(checkpoint, tmp_path / "out")
+    weights = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*weights, "tokenizer_config.json", "vocab.json"}
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text()) == {"tokenizer_class": "Evil"}
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {"do_sample": True}
+
+
+def test_what_a_host_calls_things_is_text_in_the_card(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "checkpoints", byte_model("llama"))
+    info = read_checkpoint(path)
+    lineage = {"parent": {"name": "[free](http://x)<img src=x>|\x1b[2J\n# other", "digest": "00"}}
+    card = model_card(replace(info, meta=replace(info.meta, lineage=lineage, run={"name": "a\n\n<script>"})), [])
+    assert r"| began from | \[free\](http://x)&lt;img src=x&gt;\|\\x1b\[2J\\n# other (SHA-256 00) |" in card
+    assert "\n# a\\\\n\\\\n&lt;script&gt;\n" in card
+
+
+def test_what_a_model_says_acts_on_no_terminal() -> None:
+    assert harmless("a\tb\n\N{ZERO WIDTH NON-JOINER}\x1b]52;c;aGk=\x07\r\x9b2J") == (
+        "a\tb\n\N{ZERO WIDTH NON-JOINER}\\x1b]52;c;aGk=\\x07\\r\\x9b2J"
+    )

@@ -1,11 +1,13 @@
 """`swarm pull`: the model as the run key signed it, from a host without peers; anything else is refused."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from swarm.checkpoint.record import MAX_FILE_BYTES
 from swarm.cli import ExitCode, run
 from swarm.model.stack import stage_layout
 from tests.bootstrap.state.hosted import Hosted, hosted
@@ -106,3 +108,18 @@ def test_host_that_sends_other_bytes_than_were_signed_is_refused(
             assert await pulled(host, tmp_path / "model") is ExitCode.OK
 
     asyncio.run(pull())
+
+
+def test_a_checkpoint_that_fills_the_disk_is_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host signs whatever sizes it likes, and serves as much."""
+
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            record = host.archive(5)
+            huge = replace(record, files=tuple(replace(file, size_bytes=MAX_FILE_BYTES) for file in record.files))
+            host.itself.books.checkpoints[5] = huge.signed_by(host.run.run_key).to_value()
+            assert await pulled(host, tmp_path / "model") is ExitCode.BAD_INPUT
+
+    asyncio.run(pull())
+    assert "name a FOLDER on another disk" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "text.txt"]

@@ -94,7 +94,7 @@ def test_booleans_are_no_integers() -> None:
 def test_a_large_value_is_not_printed() -> None:
     with pytest.raises(RemoteError) as caught:
         Fields("message", {"x": ["y" * 1000] * 1000}).text("x")
-    assert str(caught.value) == "message.x is list of 1000, not text of at most 256 characters"
+    assert str(caught.value) == "message.x is list of 1000, not text of at most 256 letters and signs"
     with pytest.raises(RemoteError) as caught:
         Fields("message", {str(n) * 100: n for n in range(1000)}).done()
     assert len(str(caught.value)) < 200
@@ -111,3 +111,11 @@ def test_lists_are_bounded_and_read_item_by_item() -> None:
     assert digest_item(bytes(32)) == bytes(32)
     with pytest.raises(RemoteError):
         digest_item(bytes(31))
+
+
+@pytest.mark.parametrize("said", ["\x1b[2J", "two\nlines", "\N{RIGHT-TO-LEFT OVERRIDE}", "\x9b"])
+def test_text_is_a_line_of_letters_and_signs(said: str) -> None:
+    """Whoever shows it to people, or writes it down, has nothing to see to."""
+    with pytest.raises(RemoteError, match=r"message\.x is str of \d+, not text of at most 256 letters and signs"):
+        Fields("message", {"x": said}).text("x")
+    assert Fields("message", {"x": "żółw 亀 🐢"}).text("x") == "żółw 亀 🐢"

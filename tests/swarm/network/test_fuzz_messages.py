@@ -37,7 +37,7 @@ from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.directory.posting import Posting
-from swarm.core.errors import LocalError, RemoteError
+from swarm.core.errors import KINDS, LocalError, RemoteError
 from swarm.core.forms import Wire
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
@@ -480,7 +480,7 @@ def network_readers() -> list[Reader]:
 
     def read_error(data: bytes) -> None:
         kind, message = decode_error(decode_meta(data))
-        assert kind.isidentifier()
+        assert kind in KINDS
         assert message.isprintable()
 
     def read_head(read_one: Callable[[socket.socket], Any], data: bytes) -> None:

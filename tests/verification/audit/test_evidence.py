@@ -772,3 +772,20 @@ def test_files_are_listed_and_shown(world: World, tmp_path: Path, capsys: pytest
     assert "proven: equivocation" in capsys.readouterr().out
     assert run_command(["evidence", "verify", str(good), "--run-key", world.accused]) == ExitCode.NOT_PROVEN
     assert run_command(["evidence", "verify", str(broken)]) == ExitCode.NOT_PROVEN
+
+
+def test_what_is_in_evidence_acts_on_no_terminal_and_is_no_markup(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anybody makes a file of evidence, and whoever looks at it had a traceback, or his terminal's commands given."""
+    made = guilty_cases(world)["two contributions"]()
+    file = tmp_path / f"[red]one{SUFFIX}"
+    file.write_bytes(replace(made, facts={"[/free]\x1b[2J": 1, "link=x": "[conceal]"}).to_bytes())
+    assert run_command(["evidence", "show", str(file)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert r"[/free]\x1b[2J" in shown
+    assert "[red]one" in shown
+    assert "\x1b" not in shown
+    assert run_command(["evidence", "verify", str(file)]) == ExitCode.NOT_PROVEN
+    assert run_command(["evidence", "list", str(tmp_path)]) == ExitCode.OK
+    assert "\x1b" not in capsys.readouterr().out

@@ -8,7 +8,14 @@ import pytest
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.network.directory import dial_back
-from swarm.network.directory.dial_back import MAX_AT_ONCE, MAX_AT_ONCE_EACH, DialBack, DialBackRequest, DialledBack
+from swarm.network.directory.dial_back import (
+    AT_ONCE_OF_A_NETWORK,
+    MAX_AT_ONCE,
+    MAX_AT_ONCE_EACH,
+    DialBack,
+    DialBackRequest,
+    DialledBack,
+)
 from swarm.network.transport import Message
 
 ME = PeerId("me")
@@ -46,5 +53,32 @@ def test_callers_of_one_network_that_never_answer_leave_places_for_others(monkey
         await asyncio.gather(*waiting, return_exceptions=True)
         await asked.answer(PeerId("6.0.0.1/honest"), request)
         assert not asked._under_way
+
+    asyncio.run(scenario())
+
+
+def test_a_shared_addresss_ports_are_not_looked_through_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that refuses answers at once: one caller had thousands of them tried in a minute, of whoever is behind the
+    same provider's router."""
+    tried = []
+
+    async def knock(address: str, *, timeout_s: float) -> str:
+        tried.append(address)
+        return "refused"
+
+    monkeypatch.setattr(dial_back, "knock", knock)
+
+    async def scenario() -> None:
+        control: Any = Addresses()
+        asked, refused = DialBack(control, ME), 0
+        for port in range(1, 4001, 2):
+            request = Message(DialBackRequest((port, port + 1), (), ()).to_value())
+            try:
+                await asked.answer(PeerId("5.0.0.1/liar"), request)
+            except TransientError:
+                refused += 1
+        assert refused >= 1900
+        assert len(tried) <= 2 * (AT_ONCE_OF_A_NETWORK + 30)
+        assert (await asked.answer(PeerId("6.0.0.1/honest"), request)).meta
 
     asyncio.run(scenario())

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.identity.key import Identity
-from swarm.network.directory.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, MAX_TTL_S, open_record, sign_record
+from swarm.network.directory.records import (
+    CLOCK_SKEW_S,
+    MAX_ADDRESSES,
+    MAX_RECORD_BYTES,
+    MAX_TTL_S,
+    addresses_in,
+    open_record,
+    sign_record,
+)
 
 NOW = 1_700_000_000.0
 ALICE, BOB = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
@@ -130,3 +138,19 @@ def test_any_flipped_bit_is_refused(position: int) -> None:
     data[position // 8] ^= 1 << position % 8
     with pytest.raises(RemoteError):
         open_record(bytes(data), now=NOW)
+
+
+def test_what_is_dialled_on_a_strangers_word_is_a_few_machines_by_their_numbers() -> None:
+    """A name, or what libp2p looks up as a list (dnsaddr), stands for a hundred addresses of others."""
+    peer, relay = ALICE.peer_id, BOB.peer_id
+    good = [f"/ip4/5.0.0.{number}/tcp/4001/p2p/{peer}" for number in range(MAX_ADDRESSES + 1)]
+    circuit = f"/ip6/2a00::1/tcp/4002/p2p/{relay}/p2p-circuit/p2p/{peer}"
+    named = f"/dns4/seed.example/tcp/4001/p2p/{peer}"
+    bad = [
+        *("/dnsaddr/victims.example/tcp/1", "/ip4/224.0.0.1/tcp/1", "/ip4/255.255.255.255/tcp/1", "/ip6/::/tcp/1"),
+        *("/ip4/5.0.0.1/tcp/70000", "/ip4/5.0.0.1/tcp/1/ip4/5.0.0.2/tcp/1", "/unix/x/tcp/1", "/ip6/5.0.0.1/tcp/1"),
+        *("/ip6zone/eth0/ip6/fe80::1/tcp/1", "/ip4/5.0.0.1/udp/1/quic", "/ip4/5.0.0.999/tcp/1", "no address"),
+    ]
+    assert addresses_in({"addresses": [named, *bad, circuit, *good]}) == [circuit, *good[: MAX_ADDRESSES - 1]]
+    assert addresses_in({"addresses": [named, *bad]}, named=True) == [named]
+    assert addresses_in({"addresses": "/ip4/5.0.0.1/tcp/1"}) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hivemind.dht.routing import DHTID
 
-from swarm.network.directory.search import SearchingNode
+from swarm.network.directory.search import MOST_ASKED, SearchingNode
 
 
 class Node(SearchingNode):
@@ -19,11 +19,29 @@ class Node(SearchingNode):
         self.num_workers, self.blacklist, self.peer_id = 3, (), "itself"
         others: dict[Any, str] = {DHTID.generate(source=name): name for name in "abcde"}
         table = SimpleNamespace(get_nearest_neighbors=lambda query, k, exclude: others.items())
+        self.num_asked = 0
         self.protocol = SimpleNamespace(bucket_size=3, routing_table=table, node_id=self.node_id)
 
-    async def _call_find_with_blacklist(self, peer_id: Any, keys: Any) -> None:
+    async def _call_find_with_blacklist(self, peer_id: Any, keys: Any) -> Any:
+        self.num_asked += 1
         self.asked.set()
         await self.answered.wait()
+        return {key: (None, self.told_of(key)) for key in keys}
+
+    def told_of(self, query: DHTID) -> dict[DHTID, str]:
+        return {}
+
+
+class Endless(Node):
+    """Whoever is asked tells of a crowd, each nearer than all before, and that a node known is elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered.set()
+
+    def told_of(self, query: DHTID) -> dict[DHTID, str]:
+        nearer = {DHTID(int(query) ^ (1 << 150) // (self.num_asked * 64 + one)): "a liar" for one in range(64)}
+        return {DHTID.generate(source="a"): "elsewhere", **nearer}
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
@@ -43,7 +61,21 @@ def test_no_task_waits_after_a_search(is_answered: bool) -> None:
             await asyncio.gather(searching, return_exceptions=True)
             assert searching.cancelled()
             node.answered.set()
-        left = asyncio.all_tasks() - before - {searching}
-        assert not left or not (await asyncio.wait(left, timeout=5.0))[1]
+        assert not asyncio.all_tasks() - before - {searching}
+
+    asyncio.run(main())
+
+
+def test_a_search_ends_though_ever_nearer_nodes_are_named() -> None:
+    """hivemind's goes on until its time is over, and holds all that it was told of."""
+
+    async def main() -> None:
+        node, query, known = Endless(), DHTID.generate(source="what is looked for"), dict[DHTID, Any]()
+        known[DHTID.generate(source="a")] = "a"
+        found = await node.find_nearest_nodes([query], k_nearest=2, node_to_peer_id=known, exclude_self=True)
+        assert len(found[query]) == 2
+        assert node.num_asked < MOST_ASKED
+        assert known[DHTID.generate(source="a")] == "a"
+        assert len(known) <= 1 + MOST_ASKED * node.protocol.bucket_size
 
     asyncio.run(main())

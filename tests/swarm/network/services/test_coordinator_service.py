@@ -1,8 +1,10 @@
 """The host's gRPC service: what it answers, what it refuses by which status; nothing of the refused is kept."""
 
 import asyncio
+import contextlib
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from rich.console import Console
 
+from bootstrap.directory import answers
+from swarm.checkpoint.archive import checkpoint_path
 from swarm.cli import ExitCode, run
 from swarm.commands.peers import fitting
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.invite import Invite
+from swarm.network.services.calls_of_strangers import ServiceLimits
 from swarm.network.services.coordinator_client import CoordinatorClient, coordinator_client
-from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE, ServiceLimits, address_of
+from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE
 from swarm.proto import coordinator_pb2 as pb
 from tests.bootstrap.state.hosted import Hosted, hosted
 from tests.swarm_in_process import identity_of
@@ -57,12 +62,12 @@ def test_run_status_and_peers_are_answered(tmp_path: Path) -> None:
             assert signed == host.run.signed
             assert (answer.protocol, answer.admission) == (1, "open")
             peer = identity_of(0).peer_id
-            host.itself.admission.admit(peer, 1, bytes(32), "")
+            host.itself.admission.admit(peer, 1, bytes(32), "", network="")
             peers = await called(host, lambda client: client.peers(1))
             assert [(known.peer_id, known.present, known.rank) for known in peers.peers] == [(peer, True, 0)]
             status = await called(host, lambda client: client.status())
             assert [(stage.num_present, stage.num_missing) for stage in status.stages] == [(0, 1), (1, 1)]
-            assert status.books == host.itself.books.digest()
+            assert status.books == host.itself.books.history
             assert not status.HasField("loss")
             assert not (await called(host, lambda client: client.checkpoints()))
             assert "has stages 0 to 1" in await refused(host, lambda client: client.peers(7), "invalid_argument")
@@ -113,19 +118,6 @@ def test_one_address_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None
             await called(host, ask)
 
     asyncio.run(hurry())
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:203.0.113.7:1234", "203.0.113.7"),
-        ("ipv6:%5B2001:db8:1:2:3::4%5D:1234", "2001:db8:1:2::/64"),
-        ("ipv6:[::ffff:203.0.113.7]:1234", "203.0.113.7"),
-        ("unix:", "unix"),
-    ],
-)
-def test_calls_are_counted_by_address_and_home_network(peer: str, address: str) -> None:
-    assert address_of(peer) == address
 
 
 def raw_channel(host: Hosted) -> grpc.Channel:
@@ -215,7 +207,7 @@ def worked(host: Hosted) -> list[PeerId]:
     """Three peers of stage 0 that a certified result credits; the last, who has done most, is banned."""
     peers = [identity_of(number).peer_id for number in range(3)]
     for peer in peers:
-        host.itself.admission.admit(peer, 0, bytes(32), "")
+        host.itself.admission.admit(peer, 0, bytes(32), "", network="")
     host.ledger.append("genesis", genesis_value(host))
     facts: Any = {"stage": 0, "step": 0, "name": bytes(32), "ids": [1, 2], "joins": [], "leaves": []}
     host.ledger.append("result", {**facts, "credit": [[peers[0], 1, 32], [peers[1], 2, 64], [peers[2], 9, 288]]})
@@ -293,3 +285,105 @@ def genesis_value(host: Hosted, stage: int = 0) -> Any:
         bytes(32),
         signature=bytes(64),
     ).to_value()
+
+
+def watch(channel: grpc.Channel) -> Any:
+    """A call of the health service, which that never ends."""
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+
+
+def status_of(call: Any) -> grpc.StatusCode:
+    """What a call that is read to its end came to."""
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in call:
+            pass
+    code = error.value.code()
+    assert isinstance(code, grpc.StatusCode)
+    return code
+
+
+def test_calls_that_one_address_holds_open_keep_nobody_out(tmp_path: Path) -> None:
+    """A watch of the service's health lasts as long as its caller likes, and the host had places for 256 calls."""
+
+    def hold(host: Hosted) -> list[grpc.StatusCode]:
+        with raw_channel(host) as channel:
+            watching = []
+            for _ in range(6):
+                watching.append(watch(channel))
+                assert watching[-1].next().status == health_pb2.HealthCheckResponse.SERVING
+            with coordinator_client(host.doors.invite) as client:
+                assert client.status().run_id == host.run.run_id
+            return [status_of(call) for call in watching[:3]]
+
+    async def serve() -> list[grpc.StatusCode]:
+        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_calls=4, call_s=60.0)
+        async with hosted(tmp_path, service_limits=limits) as host:
+            return await asyncio.to_thread(hold, host)
+
+    assert asyncio.run(serve()) == 3 * [grpc.StatusCode.RESOURCE_EXHAUSTED], "of too many the first"
+
+
+def test_the_librarys_methods_are_held_to_the_rate_too(tmp_path: Path) -> None:
+    async def hurry() -> list[grpc.StatusCode]:
+        async with hosted(tmp_path, service_limits=ServiceLimits(calls_per_s=0.01, burst=3, call_s=0.3)) as host:
+
+            def ask() -> list[grpc.StatusCode]:
+                with raw_channel(host) as channel:
+                    return [status_of(watch(channel)) for _ in range(4)]
+
+            return await asyncio.to_thread(ask)
+
+    late, exhausted = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert asyncio.run(hurry()) == [*3 * [late], exhausted]
+
+
+def test_a_download_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
+    """Two of each network, sixteen in all: held for ever, nobody pulled a model any more."""
+
+    async def serve() -> grpc.StatusCode:
+        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_downloads_each=1, write_s=0.5)
+        async with hosted(tmp_path, service_limits=limits) as host:
+            record = host.archive(5)
+            large = replace(record.files[0], size_bytes=64 << 20)
+            host.itself.books.checkpoints[5] = replace(record, files=(large, *record.files[1:])).to_value()
+            (checkpoint_path(host.run.folder.checkpoints, 5) / large.name).write_bytes(bytes(large.size_bytes))
+            request = pb.DownloadRequest(version=5, name=large.name)
+
+            def hold() -> grpc.StatusCode:
+                with raw_channel(host) as channel:
+                    held = channel.unary_stream(f"/{SERVICE}/Download")(request.SerializeToString())
+                    held.next()
+                    with coordinator_client(host.doors.invite) as client:
+                        with pytest.raises(TransientError, match="1 of them yours"):
+                            next(client.download(5, large.name))
+                        for _ in range(40):
+                            time.sleep(0.1)
+                            with contextlib.suppress(TransientError):
+                                next(client.download(5, large.name))
+                                return status_of(held)
+                raise AssertionError("the place is held")
+
+            return await asyncio.to_thread(hold)
+
+    assert asyncio.run(serve()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_crowd_that_is_admitted_makes_no_answer_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 65,536 identities a list took the host a third of a second and 4 MB, 20 times a second for one address."""
+    monkeypatch.setattr(answers, "MAX_LISTED", 3)
+
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            peers = worked(host)
+            for number in range(3, 9):
+                host.itself.admission.admit(identity_of(number).peer_id, 0, bytes(32), "", network="")
+            seen = host.itself.progress.peers
+            seen[identity_of(3).peer_id].left = True
+            seen[identity_of(4).peer_id].last_heard += 1000.0
+            asked = answers.CoordinatorAnswers(host.itself)
+            listed = await asked.peers(pb.PeersRequest(stage=0))
+            assert {peer.peer_id for peer in listed.peers} == {*peers[:2], identity_of(4).peer_id}
+            seen[peers[0]].left = True
+            assert await asked.peers(pb.PeersRequest(stage=0)) is listed, "it is made once for all who ask"
+
+    asyncio.run(look())
