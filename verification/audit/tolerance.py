@@ -41,9 +41,8 @@ LOCAL = 0.25
 """What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
 ACCEPTED = 1.0
 """Own errors that are accepted without suspicion."""
-CONVICTING = 4.0
-"""Own errors past which a claim is fraud: kernels of another make also differ in what no draw moves, as in how
-attention rounds, by up to 2.5 own errors in a deep model (docs/calibration.md)."""
+CONVICTING = 2.5
+"""Own errors past which a claim is fraud: honest ones of other make came to 1 (docs/calibration.md)."""
 UNLIKE = 1.4
 """An error past which it is fraud in any case up to `ILL_CONDITIONED`: two tensors that have nothing in common are
 sqrt(2) apart, one and its opposite 2."""
@@ -51,6 +50,8 @@ CLEARLY = 50.0
 """Own errors past which a few replays are enough to know them by."""
 ILL_CONDITIONED = 0.5
 """Own error past which nearly nothing but rounding decides what comes out: fraud there is what is `CLEARLY` off."""
+NEAR = 0.25
+"""Share of its bound past which what an error moves has its own error measured: less is as good as nothing."""
 CAUTION = 1.15
 """An accuser wants so much more than who judges: the judge's own error may come out a little larger."""
 
@@ -109,8 +110,8 @@ class Comparison:
 
     @property
     def wants_own_error(self) -> bool:
-        """Whether the auditor's own error could still clear the claim."""
-        is_off = self.measured > self.accept or self.moved > self.moved_fraud
+        """Whether the auditor's own error could still clear the claim, or tell how near its bound it is."""
+        is_off = self.measured > self.accept or self.moved > NEAR * self.moved_fraud
         return self.own_error is None and is_off and self.measured < math.inf
 
     @property

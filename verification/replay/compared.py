@@ -27,9 +27,8 @@ from verification.replay.own_error import Errors, own_errors
 from verification.replay.stage_replay import Floats, Sent, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
-MOVED_CONVICTING = 3.0
-"""As `CONVICTING`, of what an error moves, where two kernels were up to 2 own errors apart: nothing moves more than
-sqrt(2)."""
+MOVED_CONVICTING = 2.5
+"""As `CONVICTING`, of what an error moves."""
 MAGNIFIED = 40.0
 """By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""
 

@@ -45,13 +45,13 @@ def _away(replay: Floats, error: float) -> Floats:
         (1.9e-3, 2e-3, Grade.HONEST),
         (2.1e-3, 2e-3, Grade.SUSPICIOUS),  # the own error
         (0.99e-2, 1e-3, Grade.SUSPICIOUS),
-        (1.01e-2, 1e-3, Grade.FRAUD),  # four own errors are less than what is worth a case
+        (1.01e-2, 1e-3, Grade.FRAUD),  # 2.5 own errors are less than what is worth a case
         (1.01e-2, None, Grade.FRAUD),
         (1.01e-2, 1.02e-2, Grade.HONEST),
-        (3.9e-2, 1e-2, Grade.SUSPICIOUS),
-        (4.1e-2, 1e-2, Grade.FRAUD),
-        (1.39, 0.49, Grade.SUSPICIOUS),
-        (1.41, 0.49, Grade.FRAUD),  # of two tensors that have nothing in common
+        (2.4e-2, 1e-2, Grade.SUSPICIOUS),
+        (2.6e-2, 1e-2, Grade.FRAUD),
+        (1.22, 0.49, Grade.SUSPICIOUS),
+        (1.23, 0.49, Grade.FRAUD),
         (2.0, 0.51, Grade.SUSPICIOUS),  # nearly nothing but rounding decides what comes out
         (26.0, 0.51, Grade.FRAUD),
         (2.0, None, Grade.FRAUD),
@@ -66,7 +66,7 @@ def test_a_claim_is_graded_by_its_error_and_the_auditors_own(
     assert found.error == pytest.approx(error, rel=1e-6)
     assert found.measured == pytest.approx(error, rel=1e-6)
     own = own_error or 0.0
-    assert found.fraud == max(1e-2, min(4 * own, 1.4) if own <= 0.5 else 50 * own)
+    assert found.fraud == max(1e-2, 2.5 * own if own <= 0.5 else 50 * own)
     assert found.accept == max(1e-3, own_error or 0.0)
 
 
@@ -83,7 +83,7 @@ def test_the_own_error_is_asked_for_only_where_it_could_clear_the_claim(
 
 def test_an_accuser_wants_more_than_a_judge() -> None:
     replay = _replay()
-    claim = _away(replay, 0.043)
+    claim = _away(replay, 0.027)
     assert compare(claim, replay, BOUNDS, own_error=1e-2).grade is Grade.FRAUD
     assert compare(claim, replay, BOUNDS, own_error=1e-2, caution=CAUTION).grade is Grade.SUSPICIOUS
     assert compare(_away(replay, 0.011), replay, BOUNDS, own_error=1e-3, caution=CAUTION).grade is Grade.FRAUD
