@@ -26,7 +26,7 @@ from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSe
 from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
-from verification.audit.amplified import amplified
+from verification.audit.amplified import amplified, moved_bounds_for
 from verification.audit.draws import contribution_rate, detection, microbatch_rate
 from verification.audit.tolerance import CAUTION, Comparison, Grade, Kind, bounds_for, relative_error
 from verification.replay.compared import compared_gradient, compared_sent, past_doubt
@@ -217,6 +217,7 @@ class Auditor:
         """What it thinks of a contribution of this microbatch alone."""
         again, outcomes = self.said[name, stage], self._otherwise()
         moved = amplified(claimed, again, None, epsilon=1e-8)
+        bounds = bounds_for(self.dtype, name, "contribution"), moved_bounds_for(self.dtype, name)
 
         def own() -> tuple[float, float]:
             other = decoded(name, next(outcomes).means[stage])
@@ -224,7 +225,7 @@ class Auditor:
 
         with computing_as(self.name):
             return past_doubt(
-                lambda errors: compared_gradient(claimed, again, moved, self.dtype, name, own=errors, caution=CAUTION),
+                lambda errors: compared_gradient(claimed, again, moved, bounds, own=errors, caution=CAUTION),
                 own,
             )
 

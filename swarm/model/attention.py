@@ -48,7 +48,8 @@ def attention_by_formula(
         mask = attn_mask
         if attn_mask is not None and attn_mask.shape[-2] > 1:
             mask = attn_mask[..., first : first + rows, :]
-        found.append(_OfSomeQueries.apply(query[:, :, first : first + rows], key, value, mask, scale, fused))
+        some = query[:, :, first : first + rows]
+        found.append(_OfSomeQueries.apply(some, key, value, mask, scale, fused))  # type: ignore[no-untyped-call]
     return torch.cat(found, dim=-2)
 
 

@@ -11,17 +11,18 @@ of them, and past a bound below which no lie is worth a case.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.core.errors import LocalError
+from swarm.core.settings import RunSettings, TensorKind
 
 Tensor: TypeAlias = NDArray[np.floating[Any]]
-Kind = Literal["activation", "gradient", "contribution"]
+Kind: TypeAlias = TensorKind
 """An activation or its gradient, held against what its replay came to before it was encoded; or a contribution, held
 against the replay's, both as decoded."""
 
@@ -73,6 +74,8 @@ class Bounds:
     """No less is fraud, however small the auditor's own error."""
     report_only: bool = False
     """Not calibrated: nothing is graded as fraud."""
+    factor: float = 1.0
+    """What of own errors is accepted, and past how many it is fraud, is so many times as much: the run key's."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,13 @@ def bounds_for(arithmetic: str, codec: str, kind: Kind) -> Bounds:
     return TABLE.get((arithmetic, codec, kind), _UNKNOWN)
 
 
+def bounds_in_force(settings: RunSettings, codec: str, kind: Kind) -> Bounds:
+    """Those of a run, as its key has them (`audits.*_bounds`): a judgement of what was done under other settings is
+    held to those."""
+    bounds, factor = bounds_for(settings.model.arithmetic, codec, kind), settings.audits.bounds_factor(kind)
+    return replace(bounds, floor=factor * bounds.floor, fraud=factor * bounds.fraud, factor=factor)
+
+
 def compare(
     claimed: Tensor,
     replayed: Tensor,
@@ -166,8 +176,8 @@ def compare(
     `wants_own_error` says if it would help. `caution` is an accuser's.
     """
     assert own_error is None or own_error >= 0, f"own error is {own_error}"
-    accept = max(bounds.floor, ACCEPTED * (own_error or 0.0))
-    fraud = fraud_bound(bounds.fraud, own_error, caution)
+    accept = max(bounds.floor, bounds.factor * ACCEPTED * (own_error or 0.0))
+    fraud = fraud_bound(bounds.fraud, own_error, caution, convicting=bounds.factor * CONVICTING)
 
     def graded(grade: Grade, error: float, worst: float, reason: str) -> Comparison:
         extent = 0.0
@@ -195,7 +205,7 @@ def compare(
     return graded(Grade.FRAUD if measured > fraud else Grade.SUSPICIOUS, error, worst, said)
 
 
-def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float = CONVICTING) -> float:
+def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float) -> float:
     """Past what a claim is fraud, beside a replay with that own error (None: not measured)."""
     own = own_error or 0.0
     return max(least, caution * (min(convicting * own, UNLIKE) if own <= ILL_CONDITIONED else CLEARLY * own))
