@@ -11,11 +11,13 @@ values, L queries, S keys, E values of a head.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-MAX_SCORES = 1 << 24
+MAX_SCORES = 1 << 22
 """Held at once, in fp32."""
 
 
@@ -37,60 +39,75 @@ def attention_by_formula(
         raise NotImplementedError(f"attention with a dropout of {dropout_p} comes out another way each time")
     device = query_BHLE.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query_BHLE.dtype
-    (samples, heads, queries, size), keys = query_BHLE.shape, key_BGSE.shape[2]
+    (samples, heads, _, size), keys = query_BHLE.shape, key_BGSE.shape[2]
     query, key, value = (part.to(dtype) for part in (query_BHLE, key_BGSE, value_BGSE))
     key, value = (part.repeat_interleave(heads // part.shape[1], 1) for part in (key, value))
     scale = scale if scale is not None else 1 / math.sqrt(size)
-    if is_causal:
-        attn_mask = torch.ones((queries, keys), dtype=torch.bool, device=query.device).tril()
-    rows, found = max(1, MAX_SCORES // (samples * heads * keys)), []
-    for first in range(0, queries, rows):
-        mask = attn_mask
-        if attn_mask is not None and attn_mask.shape[-2] > 1:
-            mask = attn_mask[..., first : first + rows, :]
-        some = query[:, :, first : first + rows]
-        found.append(_OfSomeQueries.apply(some, key, value, mask, scale, fused))  # type: ignore[no-untyped-call]
-    return torch.cat(found, dim=-2)
+    rows = max(1, MAX_SCORES // (samples * heads * keys))
+    kernel = _Kernel(scale, fused, attn_mask, is_causal, rows)
+    found: torch.Tensor = _ByFormula.apply(query, key, value, kernel)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _OfSomeQueries(torch.autograd.Function):
+@dataclass(frozen=True)
+class _Kernel:
+    scale: float
+    fused: bool
+    mask: torch.Tensor | None
+    is_causal: bool
+    rows: int
+    """Queries at a time."""
+
+    def pieces(self, num_queries: int, num_keys: int) -> Iterator[tuple[slice, slice]]:
+        """Queries, and the keys that any of them may look at."""
+        for first in range(0, num_queries, self.rows):
+            last = min(num_queries, first + self.rows)
+            yield slice(first, last), slice(0, min(num_keys, last) if self.is_causal else num_keys)
+
+    def probabilities(self, query: torch.Tensor, key: torch.Tensor, queries: slice, keys: slice) -> torch.Tensor:
+        """fp32."""
+        scores = self.product(query, key.transpose(-1, -2)).float() * self.scale
+        if self.is_causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(queries.start)
+            scores = scores.masked_fill(~seen, float("-inf"))
+        elif self.mask is not None:
+            mask = self.mask[..., queries, keys] if self.mask.shape[-2] > 1 else self.mask
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1)
+
+    def product(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """In fp32 where it is fused with what comes after it."""
+        return one.float() @ other.float() if self.fused else one @ other
+
+
+class _ByFormula(torch.autograd.Function):
     """All of one type, and as many heads of each; no scores are kept for backward."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, fused: bool) -> Any:
-        probabilities = _probabilities(query, key, mask, scale, fused)
-        found = _product(probabilities.to(value.dtype), value, fused).to(value.dtype)
-        ctx.save_for_backward(query, key, value, mask, found)
-        ctx.scale, ctx.fused = scale, fused
-        return found
+    def forward(ctx: Any, query: Any, key: Any, value: Any, kernel: _Kernel) -> Any:
+        found = []
+        for queries, keys in kernel.pieces(query.shape[2], key.shape[2]):
+            probabilities = kernel.probabilities(query[:, :, queries], key[:, :, keys], queries, keys)
+            found.append(kernel.product(probabilities.to(value.dtype), value[:, :, keys]).to(value.dtype))
+        whole = torch.cat(found, dim=2)
+        ctx.save_for_backward(query, key, value, whole)
+        ctx.kernel = kernel
+        return whole
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (query, key, value, mask, found), (gradient,), fused = ctx.saved_tensors, gradients, ctx.fused
-        dtype, gradient = value.dtype, gradient.to(value.dtype)
-        probabilities = _probabilities(query, key, mask, ctx.scale, fused)
-        of_value = _product(probabilities.to(dtype).transpose(-1, -2), gradient, fused).to(dtype)
-        of_probabilities = _product(gradient, value.transpose(-1, -2), fused).float()
-        weighed = gradient.float() * found.float() if fused else probabilities * of_probabilities
-        of_scores = probabilities * (of_probabilities - weighed.sum(-1, keepdim=True))
-        of_products = (of_scores * ctx.scale).to(dtype)
-        of_query = _product(of_products, key, fused).to(dtype)
-        of_key = _product(of_products.transpose(-1, -2), query, fused).to(dtype)
-        return of_query, of_key, of_value, None, None, None
-
-
-def _probabilities(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float, fused: bool
-) -> torch.Tensor:
-    """fp32."""
-    scores = _product(query, key.transpose(-1, -2), fused).float() * scale
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    elif mask is not None:
-        scores = scores + mask
-    return scores.softmax(-1)
-
-
-def _product(one: torch.Tensor, other: torch.Tensor, fused: bool) -> torch.Tensor:
-    """In fp32 where it is `fused` with what comes after it."""
-    return one.float() @ other.float() if fused else one @ other
+        (query, key, value, whole), kernel = ctx.saved_tensors, ctx.kernel
+        gradient, dtype = gradients[0].to(value.dtype), value.dtype
+        of_key, of_value = (torch.zeros(part.shape, device=part.device) for part in (key, value))
+        of_query = []
+        for queries, keys in kernel.pieces(query.shape[2], key.shape[2]):
+            q, g, k, v = query[:, :, queries], gradient[:, :, queries], key[:, :, keys], value[:, :, keys]
+            probabilities = kernel.probabilities(q, k, queries, keys)
+            of_value[:, :, keys] += kernel.product(probabilities.to(dtype).transpose(-1, -2), g)
+            of_probabilities = kernel.product(g, v.transpose(-1, -2)).float()
+            weighed = g.float() * whole[:, :, queries].float() if kernel.fused else probabilities * of_probabilities
+            of_scores = probabilities * (of_probabilities - weighed.sum(-1, keepdim=True))
+            of_products = (of_scores * kernel.scale).to(dtype)
+            of_query.append(kernel.product(of_products, k).to(dtype))
+            of_key[:, :, keys] += kernel.product(of_products.transpose(-1, -2), q)
+        return torch.cat(of_query, dim=2), of_key.to(dtype), of_value.to(dtype), None
