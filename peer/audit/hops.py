@@ -131,9 +131,8 @@ class HopAudits:
             raise TransientError("nobody shows both what came in and what went out")
         inquiry.counters.hops += 1
         found = [(await inquiry.replay(partial(self._compare, claim)), claim) for claim in claims]
-        if any(compared.grade is not Grade.HONEST for compared, _ in found):
-            found = [max(found, key=lambda pair: pair[0].share)]
-        for compared, claim in found:
+        wrong = [(compared, claim) for compared, claim in found if compared.grade is not Grade.HONEST]
+        for compared, claim in [max(wrong, key=lambda pair: pair[0].share)] if wrong else found:
             await inquiry.conclude(due.step, claim.kind, compared, HopMismatch(claim=claim))
 
     def _compare(self, claim: HopClaim) -> Comparison:
