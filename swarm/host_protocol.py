@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from swarm.core.audit.honest_audits import AuditsMade
 from swarm.core.errors import KINDS, RemoteError
 from swarm.core.forms import Digest, Integer, Octets, OneOf, Text
 from swarm.core.ids import PeerId
@@ -123,7 +124,6 @@ MAX_BANS = 4096
 SCREENS = tuple(
     sorted(KINDS | {"activation_norm", "gradient_norm", "contribution_norm", "directory_record", "other_activation"})
 )
-MAX_CLASSES = 16
 """Kinds in a report."""
 MAX_RELAY_ADDRESSES = 8
 MAX_RANK = 2**32 - 1
@@ -194,21 +194,6 @@ NumLinks: TypeAlias = Annotated[int, Integer(high=1 << 16)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonestAudits(Record):
-    """What one peer's audits of work of one numeric class came to, but for those that found something."""
-
-    numeric_class: Annotated[str, Text(64)]
-    """By the word of those who did the work."""
-    num_audits: Count
-    share: float
-    """The largest, of the fraud bound."""
-
-    def _check_fields(self) -> None:
-        if not 0 <= self.share <= MOST_FIGURE:
-            raise RemoteError("malformed", f"a share of {self.share}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepReport(Record):
     """What one peer tells the host after a step. Nothing is decided by it but who is posted to a slow stage, and by no
     one's word."""
@@ -253,10 +238,7 @@ class StepReport(Record):
     to where it ends; 0: not known."""
     waited_s: float
     """From where one was sent on to its answer, where it was quickest lately; 0: not known, or the last stage."""
-    numeric_class: Annotated[str, Text(64)]
-    """Of this peer's computations."""
-    honest_audits: Annotated[tuple[HonestAudits, ...], AtMost(MAX_CLASSES)]
-    """So far, each class once."""
+    audits: AuditsMade
 
     def _check_fields(self) -> None:
         for seconds in (self.answered_s, self.waited_s):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -160,6 +161,7 @@ CLASSES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "lanes-16": _summed(partial(in_lanes, lanes=16)),
     "split-2": _summed(partial(in_splits, splits=2)),
     "split-7": _summed(partial(in_splits, splits=7)),
+    "math-attention": partial(sdpa_kernel, SDPBackend.MATH),
     "plain-attention": _PlainAttention,
     "tensor-8": _TENSOR_8,
     "tensor-16": _TENSOR_16,

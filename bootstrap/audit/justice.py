@@ -50,7 +50,7 @@ from swarm.host_protocol import (
 from swarm.model.stack import stage_layout
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
-from verification.audit.amplified import moved_bounds_for
+from verification.audit.amplified import moved_bounds_in_force
 from verification.audit.evidence import SUFFIX, Evidence
 from verification.audit.owed import OwedAudit
 from verification.audit.running_bias import RunningBiases
@@ -130,7 +130,7 @@ class Justice:
         self._telling: set[asyncio.Task[None]] = set()
         self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
         settings = run.settings
-        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
+        bounds = moved_bounds_in_force(settings)
         self._biases = RunningBiases(run.run_key.sign(signed_bytes("bias-secret", [run.run_id])), bounds)
         self._num_values = [
             stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)

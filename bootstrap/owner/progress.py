@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from swarm.core.audit.honest_audits import AuditsMade
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import StepReport
 
 RECENT_STEPS = 10
-MAX_PAIRS = 64
-"""Of numeric classes, shown."""
 FAR_VERSIONS = 1024
 """So far beyond what is certified here a member's figures are kept: this host may have been away."""
 HELD_SNAPSHOTS = 3
@@ -90,7 +89,8 @@ class RunProgress:
         if figures.last is not None and report.version <= figures.last.version:
             return False
         # Anybody may be admitted, and say long things: of a crowd what is short is kept.
-        kept = replace(report, not_finite=(), honest_audits=report.honest_audits if is_member else ())
+        audits = report.audits if is_member else replace(report.audits, honest=())
+        kept = replace(report, not_finite=(), audits=audits)
         figures.last, figures.is_member = kept, is_member
         if not is_member or report.version > self.done_versions() + FAR_VERSIONS:
             return True
@@ -172,17 +172,10 @@ class RunProgress:
             return 0.0
         return sum(tokens for _, tokens in recent[1:]) / (recent[-1][0] - recent[0][0])
 
-    def honest_audits(self) -> list[tuple[str, str, int, float]]:
-        """Numeric classes of auditors and of those audited, how many audits between them found nothing, and the largest
-        share of the fraud bound; those with most audits first. By the word of members who audit."""
-        found: dict[tuple[str, str], tuple[int, float]] = {}
-        members = (figures for figures in self.peers.values() if figures.is_member)
-        for last in (figures.last for figures in members if figures.last is not None):
-            for audits in last.honest_audits:
-                pair = last.numeric_class, audits.numeric_class
-                num_audits, share = found.get(pair, (0, 0.0))
-                found[pair] = num_audits + audits.num_audits, max(share, audits.share)
-        return sorted(((*pair, *told) for pair, told in found.items()), key=lambda row: (-row[2], row))[:MAX_PAIRS]
+    def audits_made(self) -> list[AuditsMade]:
+        """The newest word of each member on what its audits found honest, by peer."""
+        members = [(peer, figures.last) for peer, figures in sorted(self.peers.items()) if figures.is_member]
+        return [last.audits for _, last in members if last is not None]
 
     def microbatches_per_s(self, start: int, stop: int) -> float:
         """Certified, from the end of step `start` to the end of the last step before `stop`; 0 if not all are known."""

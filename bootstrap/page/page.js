@@ -60,6 +60,11 @@ function word(state) {
   return state.local_steps > 1 ? "window" : "step";
 }
 
+function spread(of) {
+  const share = (number) => `${(100 * number).toFixed(1)}`;
+  return of.reporters ? `${share(of.median_share)} / ${share(of.share_of_two)} / ${share(of.largest_share)} %` : "–";
+}
+
 function links([direct, punched, relayed]) {
   const told = [[direct, "direct"], [punched, "punched"], [relayed, "relayed"]];
   return told.filter(([number]) => number).map(([number, way]) => `${count(number)} ${way}`).join(", ") || "–";
@@ -121,8 +126,11 @@ function show(state) {
     String(score.version), score.task, score.metric, score.value.toFixed(4),
   ]);
   rows("audits", state.audits, "none yet", (pair) => [
-    pair.auditor, pair.audited || "not said", count(pair.audits), `${(100 * pair.largest_share_of_bound).toFixed(1)} %`,
+    pair.auditor, pair.audited || "not said", String(pair.reporters),
+    ...["activation", "gradient", "contribution"].map((kind) => spread(pair[kind])),
   ]);
+  const changed = Object.entries(state.bounds).filter(([, factor]) => factor !== 1);
+  find("bounds").textContent = changed.map(([kind, factor]) => `The run's owner has set what ${kind}s may be off to ${factor} times the usual.`).join(" ");
   rows("bans", state.shut_out, "nobody", (ban) => [
     make("code", { title: ban.peer }, short(ban.peer)), `${ban.verdict}: ${ban.kind.replaceAll("_", " ")}`,
     `${ban.stage}, ${ban.step}`,

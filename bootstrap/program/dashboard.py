@@ -1,23 +1,27 @@
 """The host's figures as its web page and Prometheus show them. Nothing here says where anybody is."""
 
+import base64
 import importlib.resources
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from bootstrap.owner.honest_spread import spread_by_pair
 from bootstrap.owner.progress import StepFigures
 from bootstrap.owner.trouble import KINDS
 from bootstrap.program.host import Host
 from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord, CheckpointScores
+from swarm.core.canonical import pack
 from swarm.core.ids import PeerId
+from swarm.core.settings import TensorKind
 from verification.audit.evidence import SUFFIX
 from verification.audit.verdicts import Ban, Quarantine
 from verification.replay.evidence_file import SignedVerdict
@@ -84,10 +88,8 @@ class Dashboard(Collector):
                 for rank, (peer, credit) in enumerate(books.leaders(MAX_LEADERS), start=1)
             ],
             "shut_out": self._shut_out(),
-            "audits": [
-                {"auditor": auditor, "audited": audited, "audits": num_audits, "largest_share_of_bound": share}
-                for auditor, audited, num_audits, share in progress.honest_audits()
-            ],
+            "audits": [pair.to_json() for pair in spread_by_pair(progress.audits_made())],
+            "bounds": {kind: settings.audits.bounds_factor(kind) for kind in get_args(TensorKind)},
             "notices": self._notices(),
             "checkpoints": self._checkpoints(),
         }
@@ -215,6 +217,11 @@ class Dashboard(Collector):
         if "quarantine" in held:
             return SignedVerdict(self._run.signed, Quarantine.from_value(held["quarantine"])).to_bytes()
         return None
+
+    def audits_made(self) -> list[str]:
+        """What each member has signed on its audits of honest work, in base64."""
+        words = self._host.progress.audits_made()
+        return [base64.b64encode(pack(word.to_value())).decode("ascii") for word in words]
 
     def _checkpoints(self) -> list[dict[str, Any]]:
         found = []

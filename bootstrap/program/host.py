@@ -615,6 +615,9 @@ class Host:
         report = StepReport.from_value(fields.message("report"))
         if self._stage_of(sender) != report.stage:
             raise RemoteError("standing", f"{sender} is not admitted to stage {report.stage}", sender)
+        report.audits.check(
+            run_id=self.run.run_id, auditor=sender, stage=report.stage, version=report.version, verify=verify
+        )
         if not self._beginning.made.is_set():
             raise RemoteError("standing", "the run has not begun", sender)
         if not self._is_taken_up:

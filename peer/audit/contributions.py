@@ -18,7 +18,7 @@ from swarm.core.round.contribution import Contribution, Work
 from swarm.host_protocol import EXHIBIT, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from swarm.optim.second_moments import second_moments
-from verification.audit.amplified import Amplified, moved_bounds_for
+from verification.audit.amplified import Amplified, moved_bounds_in_force
 from verification.audit.draws import contribution_rate, draw
 from verification.audit.owed import read_exhibit, read_part
 from verification.audit.running_bias import RunningBiases
@@ -61,7 +61,7 @@ class ContributionAudits:
         self._steps = steps = inquiry.steps
         settings = steps.context.settings
         self._replay = StageReplay(settings, steps.chain.stage, model=steps.replica.model_of_replays())
-        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
+        bounds = moved_bounds_in_force(settings)
         self._biases = RunningBiases(inquiry.draws.secret, bounds)
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[ContributionDue]:

@@ -130,9 +130,10 @@ class HopAudits:
         if not claims:
             raise TransientError("nobody shows both what came in and what went out")
         inquiry.counters.hops += 1
-        found = [await inquiry.replay(partial(self._compare, claim)) for claim in claims]
-        worst, claim = max(zip(found, claims, strict=True), key=lambda pair: pair[0].share)
-        await inquiry.conclude(due.step, f"microbatch {number}", worst, HopMismatch(claim=claim))
+        found = [(await inquiry.replay(partial(self._compare, claim)), claim) for claim in claims]
+        wrong = [(compared, claim) for compared, claim in found if compared.grade is not Grade.HONEST]
+        for compared, claim in [max(wrong, key=lambda pair: pair[0].share)] if wrong else found:
+            await inquiry.conclude(due.step, claim.kind, compared, HopMismatch(claim=claim))
 
     def _compare(self, claim: HopClaim) -> Comparison:
         """(replays)"""

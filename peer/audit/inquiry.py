@@ -12,12 +12,14 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
 from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.honest_audits import MAX_CLASSES, HonestAudits
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.settings import TensorKind
 from swarm.data.batches import Batch
-from swarm.host_protocol import MAX_CLASSES, OWED, HonestAudits
+from swarm.host_protocol import OWED
 from swarm.log_format import printable
 from swarm.network.transport import Message
 from verification.audit.draws import AuditBudget
@@ -77,16 +79,13 @@ class AuditCounters:
     by_class: dict[str, HonestAudits] = field(default_factory=dict)
     """Audits that found nothing, by what the work's maker says that it computes on."""
 
-    def honest(self, numeric_class: str, share: float) -> None:
+    def honest(self, numeric_class: str, kind: TensorKind, share: float) -> None:
         """An audit found nothing, at that share of the fraud bound."""
         self.largest_honest_share = max(self.largest_honest_share, share)
         if numeric_class not in self.by_class and len(self.by_class) >= MAX_CLASSES - 1:
             numeric_class = OTHER_CLASSES  # names are anybody's
-        held = self.by_class.get(numeric_class)
-        num_audits, largest = (held.num_audits, held.share) if held is not None else (0, 0.0)
-        self.by_class[numeric_class] = HonestAudits(
-            numeric_class=numeric_class, num_audits=num_audits + 1, share=max(largest, share)
-        )
+        held = self.by_class.get(numeric_class, HonestAudits(numeric_class=numeric_class))
+        self.by_class[numeric_class] = held.and_one(kind, share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,13 +207,13 @@ class Inquiry:
         self.counters.frauds += 1
         await self.accuser.accuse(case)
 
-    async def conclude(self, step: Step, what: str, found: Comparison, case: Mismatch) -> None:
-        """What a replay came to, and the case that it makes if it is fraud."""
+    async def conclude(self, step: Step, kind: TensorKind, found: Comparison, case: Mismatch) -> None:
+        """What a replay of a tensor came to, and the case that it makes if it is fraud."""
         counters = self.counters
         if found.grade is Grade.HONEST:
-            counters.honest(case.numeric_class, found.share)
+            counters.honest(case.numeric_class, kind, found.share)
             return
-        log.warning("%s at step %d, %s: %s", case.accused, step, what, found.reason)
+        log.warning("%s at step %d, %s: %s", case.accused, step, kind, found.reason)
         if found.grade is Grade.SUSPICIOUS:
             counters.suspicious += 1
             self.standing.suspect(case.accused, Version(int(step)))

@@ -12,11 +12,12 @@ from peer.pipeline.stage_pass import numeric_class
 from peer.pipeline.stage_work import StageWork
 from peer.stage.context import StageContext
 from peer.stage.events import Applied
+from swarm.core.audit.honest_audits import AuditsMade, HonestAudits
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import Step
 from swarm.core.round.contribution import Result
-from swarm.host_protocol import REPORT, RESULT, Credited, HonestAudits, StepReport
+from swarm.host_protocol import REPORT, RESULT, Credited, StepReport
 from swarm.network.transport import Directory, Transport, Way
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,14 @@ class Reports:
             not_finite=applied.not_finite,
             answered_s=counters.answered.seconds,
             waited_s=counters.waited.seconds,
-            numeric_class=numeric_class(work.replica.model.device, context.settings.model.compute_dtype),
-            honest_audits=tuple(honest_audits),
+            audits=AuditsMade(
+                run_id=context.run_id,
+                auditor=context.me,
+                stage=work.replica.stage,
+                version=version,
+                numeric_class=numeric_class(work.replica.model.device, context.settings.model.compute_dtype),
+                honest=tuple(honest_audits),
+            ).signed_by(context.identity),
         )
         self._unsent.append((report, applied.result))
         self._ready.set()

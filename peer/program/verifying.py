@@ -32,10 +32,10 @@ from peer.stage.context import StageContext
 from peer.stage.events import Applied, OffChain, StateFault, VersionTurned
 from peer.state.state_check import StateCheck
 from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.honest_audits import HonestAudits
 from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, Version
-from swarm.host_protocol import HonestAudits
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Transport
 from verification.audit.verdicts import Quarantine

@@ -21,7 +21,7 @@ from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
 from swarm.optim.carried_moments import Carried
 from swarm.optim.second_moments import second_moments
-from verification.audit.amplified import Amplified, moved_bounds_for
+from verification.audit.amplified import Amplified, moved_bounds_in_force
 from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate, reducer_rate
 from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import AuditDebt, StandingTable, Suspicion
@@ -75,7 +75,7 @@ class StageAudits:
         settings, self.counts = self.stage.settings, self.justice.counts
         self._budget = AuditBudget.of_run(settings.audits)
         self._known: dict[PeerId, tuple[int, bytes]] = {}
-        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
+        bounds = moved_bounds_in_force(settings)
         self._biases = {peer: RunningBiases(member.draws.secret, bounds) for peer, member in self.stage.peers.items()}
 
     def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:

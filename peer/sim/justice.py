@@ -12,7 +12,7 @@ from swarm.core.canonical import signed_bytes
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.identity.key import Identity
 from swarm.manifest.signed_run import SignedRun
-from verification.audit.amplified import moved_bounds_for
+from verification.audit.amplified import moved_bounds_in_force
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
 from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import FAULT, Standing, StandingTable
@@ -103,7 +103,7 @@ class StageJustice:
 
     def __post_init__(self) -> None:
         settings = self.stage.settings
-        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
+        bounds = moved_bounds_in_force(settings)
         self._biases = RunningBiases(self.run_key.sign(signed_bytes("bias-secret", [self.run_id])), bounds)
 
     def add_up(self, table: StandingTable, case: Bias, *, by: PeerId) -> StandingTable:

@@ -49,6 +49,9 @@ Steps = Annotated[int, Bounds(least=1, most=1 << 31)]
 StepsOrNone = Annotated[int, Bounds(least=0, most=1 << 31)]
 Decay = Annotated[float, Bounds(least=0, below=1)]
 WorkShare = Annotated[float, Bounds(least=0, most=64)]
+BoundFactor = Annotated[float, Bounds(least=0.5, most=2)]
+TensorKind = Literal["activation", "gradient", "contribution"]
+"""What replays are compared with."""
 NumPeers = Annotated[int, Bounds(least=1, most=MAX_MEMBERS)]
 Seconds = Annotated[float, Bounds(above=0, most=86400)]
 
@@ -372,6 +375,24 @@ class AuditSettings(Table):
         'With trust = "public" a newcomer trains once so many replays of others\' work, of the last 16 versions, '
         "came out the same; 0: at once.",
     ] = 10
+    activation_bounds: Annotated[
+        BoundFactor,
+        Amendable(),
+        "Honest work may be so many times as far from its replay as docs/verification.md has it: activations,",
+    ] = 1.0
+    gradient_bounds: Annotated[BoundFactor, Amendable(), "their gradients,"] = 1.0
+    contribution_bounds: Annotated[
+        BoundFactor, Amendable(), "and contributions; 1 but for what a run's own audits show (docs/calibration.md)."
+    ] = 1.0
+
+    def bounds_factor(self, kind: TensorKind) -> float:
+        """By which all bounds of such tensors are multiplied."""
+        factors = {
+            "activation": self.activation_bounds,
+            "gradient": self.gradient_bounds,
+            "contribution": self.contribution_bounds,
+        }
+        return factors[kind]
 
 
 @dataclass(frozen=True, kw_only=True)

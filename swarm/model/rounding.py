@@ -4,17 +4,21 @@ Two honest machines differ by how they round. How far that leads is a matter of 
 gradients that are what a cancellation leaves. Whoever replays work measures it by replaying it again, in the run's own
 type and on the same device, with each result of a matrix product moved by up to one unit of its last place, and each
 query of attention scaled by as little, as a kernel does that rounds its scores (Monte Carlo arithmetic: Parker, 1997).
-Other orders of the sums alone are no measure: kernels of other make also round in other places.
+Other orders of the sums alone are no measure: kernels of other make also round in other places. Attention has two ways
+to do so (`swarm.model.attention`); draws take the machine's own kernel and these two in turn.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from swarm.model.attention import attention_by_formula
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
@@ -26,8 +30,16 @@ LAST_PLACE = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21}
 def rounded_otherwise(draw: int) -> Iterator[None]:
     """Within, this thread's products and attention are rounded by draw number `draw`, forward and backward."""
     chance = _Chance(draw)
-    with _InAttention(chance), _InProducts(chance):
+    with _InAttention(chance, draw), _InProducts(chance):
         yield
+
+
+_KERNELS: tuple[Callable[..., torch.Tensor], ...] = (
+    scaled_dot_product_attention,
+    partial(attention_by_formula, fused=False),
+    partial(attention_by_formula, fused=True),
+)
+"""Of draws, in turn: `FEWEST_DRAWS` of an own error have all of them."""
 
 
 class _Chance:
@@ -66,11 +78,13 @@ class _InProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _InAttention(TorchFunctionMode):
-    """Whole rows of scores are moved alike, by their query: a kernel that rounds them moves each by as much."""
+    """By the draw's kernel; and whole rows of scores are moved alike, by their query: a kernel that rounds them moves
+    each by as much."""
 
-    def __init__(self, chance: _Chance) -> None:
+    def __init__(self, chance: _Chance, draw: int) -> None:
         super().__init__()
         self._chance = chance
+        self._kernel = _KERNELS[draw % len(_KERNELS)]
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -79,4 +93,5 @@ class _InAttention(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             queries, *others = args
             args = (self._chance.moved(queries, (*queries.shape[:-1], 1)), *others)
+            func = self._kernel
         return func(*args, **given)

@@ -63,6 +63,7 @@ OF_THE_HOST = (
 TAKEN_AWAY = ("swarm pull 'swarm://...' model", "swarm export run/checkpoints model", 'swarm generate model "def "')
 SAID_TWICE = (
     "swarm amend run --set optimizer.total_steps=4000",
+    "swarm amend FOLDER --set audits.contribution_bounds=1.5",
     "swarm peers INVITE",
     "swarm pull INVITE model",
     "swarm rollback FOLDER --yes",

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.core.canonical import digest
+from swarm.core.settings import RunSettings
 from verification.audit.tolerance import CHUNK_FACTOR, CHUNK_VALUES, OFF, Tensor, halved_sum
 
 REGIONS = 64
@@ -44,6 +45,8 @@ class MovedBounds:
     """Of that, what may be the same in every audit: two machines of two kinds."""
     report_only: bool = False
     """Not calibrated: nothing is graded as fraud."""
+    factor: float = 1.0
+    """It is fraud past so many times as many own errors: the run key's."""
 
 
 TABLE: dict[tuple[str, str], MovedBounds] = {
@@ -62,6 +65,19 @@ _UNKNOWN = MovedBounds(fraud=2.0, spread=2.0, bias=1.0, report_only=True)
 def moved_bounds_for(arithmetic: str, codec: str) -> MovedBounds:
     """The bounds of contributions computed so and sent so."""
     return TABLE.get((arithmetic, codec), _UNKNOWN)
+
+
+def moved_bounds_in_force(settings: RunSettings) -> MovedBounds:
+    """Those of a run, as its key has them (`audits.contribution_bounds`)."""
+    bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
+    factor = settings.audits.contribution_bounds
+    return MovedBounds(
+        fraud=factor * bounds.fraud,
+        spread=factor * bounds.spread,
+        bias=factor * bounds.bias,
+        report_only=bounds.report_only,
+        factor=factor,
+    )
 
 
 @dataclass(frozen=True)

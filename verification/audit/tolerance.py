@@ -11,17 +11,18 @@ of them, and past a bound below which no lie is worth a case.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.core.errors import LocalError
+from swarm.core.settings import RunSettings, TensorKind
 
 Tensor: TypeAlias = NDArray[np.floating[Any]]
-Kind = Literal["activation", "gradient", "contribution"]
+Kind: TypeAlias = TensorKind
 """An activation or its gradient, held against what its replay came to before it was encoded; or a contribution, held
 against the replay's, both as decoded."""
 
@@ -41,9 +42,8 @@ LOCAL = 0.25
 """What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
 ACCEPTED = 1.0
 """Own errors that are accepted without suspicion."""
-CONVICTING = 4.0
-"""Own errors past which a claim is fraud: kernels of another make also differ in what no draw moves, as in how
-attention rounds, by up to 2.5 own errors in a deep model (docs/calibration.md)."""
+CONVICTING = 2.5
+"""Own errors past which a claim is fraud: honest ones of other make came to 1 (docs/calibration.md)."""
 UNLIKE = 1.4
 """An error past which it is fraud in any case up to `ILL_CONDITIONED`: two tensors that have nothing in common are
 sqrt(2) apart, one and its opposite 2."""
@@ -51,6 +51,8 @@ CLEARLY = 50.0
 """Own errors past which a few replays are enough to know them by."""
 ILL_CONDITIONED = 0.5
 """Own error past which nearly nothing but rounding decides what comes out: fraud there is what is `CLEARLY` off."""
+NEAR = 0.25
+"""Share of its bound past which what an error moves has its own error measured: less is as good as nothing."""
 CAUTION = 1.15
 """An accuser wants so much more than who judges: the judge's own error may come out a little larger."""
 
@@ -72,6 +74,8 @@ class Bounds:
     """No less is fraud, however small the auditor's own error."""
     report_only: bool = False
     """Not calibrated: nothing is graded as fraud."""
+    factor: float = 1.0
+    """What of own errors is accepted, and past how many it is fraud, is so many times as much: the run key's."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,8 @@ class Comparison:
 
     @property
     def wants_own_error(self) -> bool:
-        """Whether the auditor's own error could still clear the claim."""
-        is_off = self.measured > self.accept or self.moved > self.moved_fraud
+        """Whether the auditor's own error could still clear the claim, or tell how near its bound it is."""
+        is_off = self.measured > self.accept or self.moved > NEAR * self.moved_fraud
         return self.own_error is None and is_off and self.measured < math.inf
 
     @property
@@ -149,6 +153,13 @@ def bounds_for(arithmetic: str, codec: str, kind: Kind) -> Bounds:
     return TABLE.get((arithmetic, codec, kind), _UNKNOWN)
 
 
+def bounds_in_force(settings: RunSettings, codec: str, kind: Kind) -> Bounds:
+    """Those of a run, as its key has them (`audits.*_bounds`): a judgement of what was done under other settings is
+    held to those."""
+    bounds, factor = bounds_for(settings.model.arithmetic, codec, kind), settings.audits.bounds_factor(kind)
+    return replace(bounds, floor=factor * bounds.floor, fraud=factor * bounds.fraud, factor=factor)
+
+
 def compare(
     claimed: Tensor,
     replayed: Tensor,
@@ -165,8 +176,8 @@ def compare(
     `wants_own_error` says if it would help. `caution` is an accuser's.
     """
     assert own_error is None or own_error >= 0, f"own error is {own_error}"
-    accept = max(bounds.floor, ACCEPTED * (own_error or 0.0))
-    fraud = fraud_bound(bounds.fraud, own_error, caution)
+    accept = max(bounds.floor, bounds.factor * ACCEPTED * (own_error or 0.0))
+    fraud = fraud_bound(bounds.fraud, own_error, caution, convicting=bounds.factor * CONVICTING)
 
     def graded(grade: Grade, error: float, worst: float, reason: str) -> Comparison:
         extent = 0.0
@@ -194,7 +205,7 @@ def compare(
     return graded(Grade.FRAUD if measured > fraud else Grade.SUSPICIOUS, error, worst, said)
 
 
-def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float = CONVICTING) -> float:
+def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float) -> float:
     """Past what a claim is fraud, beside a replay with that own error (None: not measured)."""
     own = own_error or 0.0
     return max(least, caution * (min(convicting * own, UNLIKE) if own <= ILL_CONDITIONED else CLEARLY * own))

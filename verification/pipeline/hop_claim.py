@@ -9,6 +9,7 @@ with its peer, leaves headers that are true.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
@@ -54,6 +55,11 @@ class HopClaim:
     @property
     def peer_id(self) -> PeerId:
         return self.header.producer
+
+    @property
+    def kind(self) -> Literal["activation", "gradient"]:
+        """Of its tensor."""
+        return "activation" if self.header.direction == "forward" else "gradient"
 
     @property
     def bodies(self) -> tuple[Bytes, ...]:

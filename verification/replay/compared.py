@@ -11,13 +11,13 @@ from swarm.averaging.parts import CODEC_OF_MEANS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import AveragingCodecName, RunSettings
-from verification.audit.amplified import Amplified, amplified, moved_bounds_for
+from verification.audit.amplified import Amplified, MovedBounds, amplified, moved_bounds_in_force
 from verification.audit.tolerance import (
     Bounds,
     Comparison,
     Grade,
     Kind,
-    bounds_for,
+    bounds_in_force,
     compare,
     fraud_bound,
     relative_error,
@@ -27,9 +27,8 @@ from verification.replay.own_error import Errors, own_errors
 from verification.replay.stage_replay import Floats, Sent, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
-MOVED_CONVICTING = 3.0
-"""As `CONVICTING`, of what an error moves, where two kernels were up to 2 own errors apart: nothing moves more than
-sqrt(2)."""
+MOVED_CONVICTING = 2.5
+"""As `CONVICTING`, of what an error moves."""
 MAGNIFIED = 40.0
 """By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""
 
@@ -82,15 +81,18 @@ def compared_contribution(
         other = otherwise()
         return relative_error(other, again), amplified(other, again, second, epsilon=epsilon).measured
 
-    arithmetic, codec = replay.settings.model.arithmetic, replay.settings.codecs.averaging
-    found = past_doubt(
-        lambda errors: compared_gradient(said, again, moved, arithmetic, codec, own=errors, caution=caution), own
-    )
+    bounds = contribution_bounds(replay.settings)
+    found = past_doubt(lambda errors: compared_gradient(said, again, moved, bounds, own=errors, caution=caution), own)
     wrong, untouched = replay.untouched_values(exhibits, said)
     if wrong:
         reason = f"{wrong} of {untouched} values that no token of the work touches are not zero"
         found = _worse(found, Grade.FRAUD, reason, wrong / untouched)
     return ComparedContribution(found, moved)
+
+
+def contribution_bounds(settings: RunSettings) -> tuple[Bounds, MovedBounds]:
+    """Of a contribution that is a gradient: of its error, and of what that moves."""
+    return bounds_in_force(settings, settings.codecs.averaging, "contribution"), moved_bounds_in_force(settings)
 
 
 def past_doubt(graded: Callable[[Errors | None], Comparison], drawn: Callable[[], Errors]) -> Comparison:
@@ -109,21 +111,19 @@ def compared_gradient(
     said: Floats,
     again: Floats,
     moved: Amplified,
-    arithmetic: str,
-    codec: AveragingCodecName,
+    bounds: tuple[Bounds, MovedBounds],
     *,
     own: Errors | None,
     caution: float = 1.0,
 ) -> Comparison:
     """A contribution that is a gradient, as decoded, by its error and by what that moves; `own` is of both."""
-    own_error, own_moved = own or (None, None)
-    bounds = moved_bounds_for(arithmetic, codec)
-    found = compare(said, again, bounds_for(arithmetic, codec, "contribution"), own_error=own_error, caution=caution)
-    fraud = fraud_bound(bounds.fraud, own_moved, caution, convicting=MOVED_CONVICTING)
+    (own_error, own_moved), (of_error, of_moved) = own or (None, None), bounds
+    found = compare(said, again, of_error, own_error=own_error, caution=caution)
+    fraud = fraud_bound(of_moved.fraud, own_moved, caution, convicting=of_moved.factor * MOVED_CONVICTING)
     found = replace(found, moved=moved.measured, moved_fraud=fraud, own_moved=own_moved)
     if moved.measured > fraud:
         reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {fraud:.2e}"
-        found = _worse(found, Grade.SUSPICIOUS if bounds.report_only else Grade.FRAUD, reason, moved.off)
+        found = _worse(found, Grade.SUSPICIOUS if of_moved.report_only else Grade.FRAUD, reason, moved.off)
     return found
 
 
@@ -146,12 +146,11 @@ def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors
 
 def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float) -> Comparison:
     """The worst of what a window says."""
-    arithmetic = replay.settings.model.arithmetic
     found = []
     for place, ((name, one, codec), (_, other, _)) in enumerate(
         zip(_window_ranges(replay, said), _window_ranges(replay, again), strict=True)
     ):
-        bounds = bounds_for(arithmetic, codec, "contribution")
+        bounds = bounds_in_force(replay.settings, codec, "contribution")
         compared = compare(one, other, bounds, own_error=own[place] if own else None, caution=caution)
         found.append(replace(compared, reason=f"{name}: {compared.reason}"))
     return worst(found)
@@ -189,7 +188,7 @@ def compared_hop(
 
 def compared_claim(replay: StageReplay, claim: HopClaim, *, caution: float = 1.0) -> Comparison:
     """The claim has passed `check`; raises as `StageReplay.microbatch`."""
-    codec, bounds = _held_to(replay, "activation" if claim.header.direction == "forward" else "gradient")
+    codec, bounds = _held_to(replay, claim.kind)
     return compared_sent(
         codec, bounds, claim.claimed, replay.hop(claim), lambda: replay.hop(claim).exact, caution=caution
     )
@@ -198,7 +197,7 @@ def compared_claim(replay: StageReplay, claim: HopClaim, *, caution: float = 1.0
 def _held_to(replay: StageReplay, kind: Kind) -> tuple[ActivationCodec, Bounds]:
     codecs = replay.settings.codecs
     codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
-    return codec, bounds_for(replay.settings.model.arithmetic, codec.name, kind)
+    return codec, bounds_in_force(replay.settings, codec.name, kind)
 
 
 def _exact(sent: Sent | None) -> Floats:
@@ -242,7 +241,7 @@ def compared_bodies(
     codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
     first, second = (codec.laid(codec.decode(body, shape).numpy(), said) for body in (said, other))
     cells = codec.cells(said, other, shape) + codec.cells(other, said, shape)
-    return compare(first, second, bounds_for(settings.model.arithmetic, codec.name, kind), cells=cells)
+    return compare(first, second, bounds_in_force(settings, codec.name, kind), cells=cells)
 
 
 def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> Comparison:
@@ -260,9 +259,9 @@ def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int
     As decoded, they must be so near that no gradient can come out as fraud; where none is fraud, within what is
     accepted. Raises RemoteError("malformed").
     """
-    arithmetic, codec = settings.model.arithmetic, activation_codec(settings.codecs.activations)
-    activation = bounds_for(arithmetic, codec.name, "activation")
-    gradient = bounds_for(arithmetic, settings.codecs.activation_gradients, "gradient")
+    codec = activation_codec(settings.codecs.activations)
+    activation = bounds_in_force(settings, codec.name, "activation")
+    gradient = bounds_in_force(settings, settings.codecs.activation_gradients, "gradient")
     first, second = (codec.decode(body, shape).numpy() for body in (one, other))
     far = min(relative_error(first, second), relative_error(second, first))
     return far <= (activation.floor if gradient.report_only else min(activation.floor, gradient.fraud / MAGNIFIED))

@@ -14,7 +14,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
 from swarm.optim.gradient_sum import GradientSum
-from verification.audit.tolerance import Comparison, Kind, bounds_for, compare
+from verification.audit.tolerance import Comparison, Kind, bounds_in_force, compare
 from verification.replay.compared import compared_bodies
 from verification.replay.stage_replay import Replayed, StageReplay
 from verification.round.papers import Bytes, Exhibit
@@ -64,7 +64,7 @@ def compared_answers(
         own, said = (np.frombuffer(bodies[0], dtype="<f4") for bodies in (mine, theirs))
         if not np.isfinite(said).all():
             raise RemoteError("malformed", "pieces of a gradient that are not finite")
-        return [compare(said, own, bounds_for(settings.model.arithmetic, "fp32", "gradient"))]
+        return [compare(said, own, bounds_in_force(settings, "fp32", "gradient"))]
     kinds: tuple[Kind, Kind] = ("activation", "gradient")
     return [
         compared_bodies(settings, said, own, kind, shape)

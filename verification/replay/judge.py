@@ -294,8 +294,7 @@ def _claimed_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay,
     if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
         raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
     found = compared_claim(replay, claim)
-    what = "activation" if claim.header.direction == "forward" else "gradient"
-    return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
+    return _graded(evidence, {f"{claim.kind} of microbatch {claim.birth.microbatch_id}": found})
 
 
 def _graded(evidence: Evidence, compared: Mapping[str, Comparison]) -> Verdict:

@@ -64,6 +64,9 @@ class Shown(Protocol):
     def word(self, peer: str) -> bytes | None:
         """What the run key has signed of a peer that is out, beside the settings it has signed."""
 
+    def audits_made(self) -> list[str]:
+        """What each member has signed on its audits of honest work, in base64."""
+
     def checkpoint_file(self, version: int, name: str) -> Path | None: ...
 
 
@@ -85,6 +88,7 @@ class WebSite:
         app.router.add_get("/state.json", self._state)
         app.router.add_get("/events", self._events, allow_head=False)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/audits.json", self._audits)
         app.router.add_get("/evidence/{digest:[0-9a-f]{64}}", self._evidence)
         app.router.add_get("/verdict/{peer:[0-9A-Za-z]{1,64}}", self._verdict)
         app.router.add_get("/checkpoints/{version:[0-9]{1,12}}/{name:.{1,128}}", self._checkpoint)
@@ -182,6 +186,9 @@ class WebSite:
             body = self._shown.metrics()
             self._measured = time.monotonic(), body
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+
+    async def _audits(self, request: web.Request) -> web.Response:
+        return web.json_response(self._shown.audits_made(), headers={"Cache-Control": "no-store"})
 
     async def _verdict(self, request: web.Request) -> web.Response:
         body = self._shown.word(request.match_info["peer"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 
 from bootstrap.directory.answers import CoordinatorAnswers
+from bootstrap.owner.honest_spread import spread_by_pair
 from bootstrap.owner.progress import FAR_VERSIONS, PeerFigures, RunProgress
 from bootstrap.program.dashboard import Dashboard
 from bootstrap.state.evaluation import Evaluation
+from swarm.core.audit.honest_audits import MAX_CLASSES, Agreed, AuditsMade, HonestAudits
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId
-from swarm.host_protocol import REPORT, HonestAudits, StepReport
+from swarm.core.ids import PeerId, StageIndex
+from swarm.host_protocol import REPORT, StepReport
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from swarm.proto import coordinator_pb2 as pb
@@ -29,14 +32,33 @@ COUNTS = (
 )
 SECONDS = ("loss_sum", "round_s", "overlap", "gradient_norm", "busy_s", "exact_s", "answered_s", "waited_s")
 FIGURES: dict[str, Any] = {**dict.fromkeys(COUNTS, 3), **dict.fromkeys(SECONDS, 0.5)}
+
+
+def agreed(num_audits: int, share: float) -> HonestAudits:
+    return HonestAudits(numeric_class="", gradient=Agreed(num_audits, share))
+
+
+def made_by(number: int, run_id: str = "", *honest: HonestAudits, version: int = 1) -> AuditsMade:
+    """What a peer of the stage signs."""
+    identity = identity_of(number)
+    made = AuditsMade(
+        run_id=run_id,
+        auditor=identity.peer_id,
+        stage=StageIndex(STAGE),
+        version=version,
+        numeric_class="",
+        honest=honest or (agreed(1, 0.5),),
+    )
+    return made.signed_by(identity)
+
+
 HONEST = StepReport(
     stage=STAGE,
     version=1,
     screens=(),
     state_digest=b"",
     not_finite=(),
-    numeric_class="",
-    honest_audits=(HonestAudits(numeric_class="", num_audits=1, share=0.5),),
+    audits=made_by(MEMBER),
     **FIGURES,
 )
 ENORMOUS: list[dict[str, Any]] = [
@@ -47,19 +69,32 @@ ENORMOUS: list[dict[str, Any]] = [
     *({name: sign * 1e308} for name in ("loss_sum", "overlap", "busy_s") for sign in (1, -1)),
     {"screens": (("gradient_norm", (1 << 63) - 1),)},
     {"screens": (("of_its_own", 1),)},
-    {"honest_audits": (HonestAudits(numeric_class="", num_audits=(1 << 63) - 1, share=0.5),)},
-    *({"honest_audits": (HonestAudits(numeric_class="", num_audits=1, share=share),)} for share in (-1.0, 1e308)),
-    {"honest_audits": 17 * HONEST.honest_audits},
 ]
+FALSE_WORDS = {
+    "more audits than there can be": lambda run: made_by(MEMBER, run, agreed(1 << 40, 0.5)),
+    "beyond what is honest": lambda run: made_by(MEMBER, run, agreed(1, 1.5)),
+    "less than nothing": lambda run: made_by(MEMBER, run, agreed(1, -0.5)),
+    "no number": lambda run: made_by(MEMBER, run, agreed(1, math.nan)),
+    "a share of no audit": lambda run: made_by(MEMBER, run, agreed(0, 0.5)),
+    "a class twice": lambda run: made_by(MEMBER, run, agreed(1, 0.5), agreed(1, 0.5)),
+    "more classes than a report holds": lambda run: made_by(
+        *(MEMBER, run), *(replace(agreed(1, 0.5), numeric_class=str(number)) for number in range(MAX_CLASSES + 1))
+    ),
+    "another's word": lambda run: made_by(0, run),
+    "of another run": lambda run: made_by(MEMBER, "another run"),
+    "of another version": lambda run: made_by(MEMBER, run, version=2),
+    "signed by another": lambda run: replace(made_by(MEMBER, run), signature=made_by(0, run).signature),
+}
 
 
 def test_a_member_admitted_time_and_again_counts_once_and_nothing_it_says_ends_the_host(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with begun(tmp_path) as host:
-            for lie in ({}, *ENORMOUS, {}):
+            honest = replace(HONEST, audits=made_by(MEMBER, host.run.run_id))
+            for lie in ({}, *ENORMOUS, *({"audits": word(host.run.run_id)} for word in FALSE_WORDS.values()), {}):
                 for _ in range(3):
                     await admitted(host, MEMBER, stage=STAGE)
-                    report: Any = replace(HONEST, **lie).to_value()
+                    report: Any = replace(honest, **lie).to_value()
                     if lie:
                         with pytest.raises(RemoteError):
                             await told(host, MEMBER, REPORT, {"report": report})
@@ -103,9 +138,9 @@ def test_whoever_is_admitted_fills_no_table_of_audits() -> None:
     for number, is_member in enumerate((True, False)):
         peer = PeerId(f"peer {number}")
         progress.peers[peer] = PeerFigures(0, 0.0, 0.0)
-        audits = (HonestAudits(numeric_class="true" if is_member else "false", num_audits=1 << 40, share=0.5),)
-        progress.take(peer, replace(HONEST, honest_audits=audits), is_member=is_member)
-    assert [audited for _, audited, _, _ in progress.honest_audits()] == ["true"]
+        audits = replace(HONEST.audits, honest=(replace(agreed(1, 0.5), numeric_class=str(is_member)),))
+        progress.take(peer, replace(HONEST, audits=audits), is_member=is_member)
+    assert [pair.audited for pair in spread_by_pair(progress.audits_made())] == ["True"]
 
 
 def test_of_who_is_no_member_nothing_long_is_kept(tmp_path: Path) -> None:
@@ -117,14 +152,15 @@ def test_of_who_is_no_member_nothing_long_is_kept(tmp_path: Path) -> None:
                 HONEST,
                 not_finite=tuple(range(1 << 12)),
                 screens=(("gradient_norm", 3),),
-                honest_audits=(HonestAudits(numeric_class="of its own", num_audits=1, share=0.5),),
             )
-            for number in (LIAR, MEMBER):
-                await told(host, number, REPORT, {"report": long.to_value()})
+            run_id = host.run.run_id
+            said = {number: replace(long, audits=made_by(number, run_id)) for number in (LIAR, MEMBER)}
+            for number, report in said.items():
+                await told(host, number, REPORT, {"report": report.to_value()})
             progress = host.itself.progress
             kept = {number: progress.peers[identity_of(number).peer_id].last for number in (LIAR, MEMBER)}
-            assert kept[LIAR] == replace(long, not_finite=(), honest_audits=())
-            assert kept[MEMBER] == replace(long, not_finite=())
+            assert kept[LIAR] == replace(said[LIAR], not_finite=(), audits=replace(said[LIAR].audits, honest=()))
+            assert kept[MEMBER] == replace(said[MEMBER], not_finite=())
             assert progress.screens() == {"gradient_norm": 3}
 
     asyncio.run(scenario())
@@ -136,12 +172,18 @@ def test_steps_that_somebody_names_are_not_there_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         tables: dict[str, Any] = {"run": {"trust": "public"}, "optimizer": {"total_steps": 10 * FAR_VERSIONS}}
         async with begun(tmp_path, **tables) as host:
+
+            async def say(number: int, version: int) -> None:
+                audits = made_by(number, host.run.run_id, version=version)
+                report = replace(HONEST, version=version, audits=audits)
+                await told(host, number, REPORT, {"report": report.to_value()})
+
             for number, version in ((LIAR, 1), (LIAR, 5), (LIAR, FAR_VERSIONS), (MEMBER, 2 * FAR_VERSIONS)):
-                await told(host, number, REPORT, {"report": replace(HONEST, version=version).to_value()})
+                await say(number, version)
             assert not host.itself.progress.steps
             assert not host.itself.progress.digests
-            await told(host, OTHER_LIAR, REPORT, {"report": HONEST.to_value()})
-            await told(host, MEMBER, REPORT, {"report": replace(HONEST, version=2 * FAR_VERSIONS + 1).to_value()})
+            await say(OTHER_LIAR, 1)
+            await say(MEMBER, 2 * FAR_VERSIONS + 1)
             assert not host.itself.progress.steps
 
     asyncio.run(scenario())

@@ -1,6 +1,7 @@
 """The host's page: what it shows is right, nothing of it comes from elsewhere, everybody can read it."""
 
 import asyncio
+import base64
 import hashlib
 import itertools
 import json
@@ -22,9 +23,12 @@ from bootstrap.owner.progress import PeerFigures
 from bootstrap.owner.trouble import Notice
 from bootstrap.program.dashboard import MAX_NOTICE_PEERS, MAX_NOTICES, MAX_POINTS, Dashboard, thinned
 from swarm.commands.evidence import fetched
+from swarm.core.audit.honest_audits import Agreed, AuditsMade, HonestAudits
+from swarm.core.canonical import unpack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.host_protocol import HonestAudits, StepReport
+from swarm.host_protocol import StepReport
+from swarm.identity.key import verify
 from swarm.network.services import web_site
 from tests import ROOT
 from tests.bootstrap.state.hosted import Hosted, hosted
@@ -66,8 +70,14 @@ def report_of(step: int, loss: float) -> StepReport:
         not_finite=(),
         answered_s=0.5,
         waited_s=0.25,
-        numeric_class="torch-2.13.0/cpu-avx2/fp32",
-        honest_audits=(HonestAudits(numeric_class="torch-2.11.0/cuda-sm90/fp32", num_audits=step + 1, share=0.25),),
+        audits=AuditsMade(
+            run_id="run",
+            auditor=PEERS[0],
+            stage=StageIndex(0),
+            version=step + 1,
+            numeric_class="torch-2.13.0/cpu-avx2/fp32",
+            honest=(HonestAudits(numeric_class="torch-2.11.0/cuda-sm90/fp32", gradient=Agreed(step + 1, 0.25)),),
+        ).signed_by(identity_of(0)),
     )
 
 
@@ -127,14 +137,31 @@ def test_state_tells_the_run_and_no_address(tmp_path: Path) -> None:
             assert [(one["rank"], one["peer"], one["tokens"]) for one in state["leaders"]] == [
                 (number + 1, peer, 192) for number, peer in enumerate(sorted(PEERS[:2]))
             ]
+            nothing = dict.fromkeys(("reporters", "audits"), 0) | dict.fromkeys(
+                ("median_share", "share_of_two", "largest_share"), 0.0
+            )
             assert state["audits"] == [
                 {
                     "auditor": "torch-2.13.0/cpu-avx2/fp32",
                     "audited": "torch-2.11.0/cuda-sm90/fp32",
-                    "audits": 3,
-                    "largest_share_of_bound": 0.25,
+                    "reporters": 1,
+                    "activation": nothing,
+                    "gradient": {
+                        "reporters": 1,
+                        "audits": 3,
+                        "median_share": 0.25,
+                        "share_of_two": 0.0,
+                        "largest_share": 0.25,
+                    },
+                    "contribution": nothing,
                 }
             ]
+            assert state["bounds"] == {"activation": 1.0, "gradient": 1.0, "contribution": 1.0}
+            async with session.get("/audits.json") as answer:
+                (said,) = await answer.json()
+            word = AuditsMade.from_value(unpack(base64.b64decode(said), max_bytes=1 << 16))
+            word.check(run_id="run", auditor=PEERS[0], stage=0, version=3, verify=verify)
+            assert word.honest[0].gradient == Agreed(3, 0.25)
             assert [(one["peer"], one["kind"], one["step"]) for one in state["shut_out"]] == [
                 (PEERS[2], "replay_mismatch", 4)
             ]

@@ -22,6 +22,7 @@ from swarm.core.ids import MicrobatchId
 from swarm.data.batches import BatchReader
 from tests.branches import Branches
 from tests.swarm_in_process import InProcessSwarm, manifest_of, prepare, swarm_in_process
+from verification.audit.tolerance import bounds_for, bounds_in_force
 
 AT = 4
 BAR = 1e-4
@@ -94,14 +95,16 @@ def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(
     async def scenario() -> dict[str, Any]:
         async with swarm_in_process(manifest, tmp_path, peers=(1, 1)) as swarm:
             changes = ["optimizer.total_steps=10", "optimizer.learning_rate=0.005", "batch.target_tokens=64"]
+            changes.append("audits.gradient_bounds=1.5")
             with pytest.raises(SettingsError, match="the stages have not begun"):
                 await swarm.host.amending.offer(changes, "soonest")
             async with paused_at(swarm, 1):
                 await check_refusals(swarm.host.amending)
                 lines = await swarm.host.amending.offer([*changes, "model.stages=3"], str(AT))
                 said = await swarm.host.amending.ask([*changes, "model.stages=3"], str(AT))
-            assert lines[1] == "model.stage_layers: [2, 2] -> [1, 2, 1]"
-            for words, line in zip(("from version 4 on", "are cut anew", "machine alone"), lines[4:], strict=False):
+            assert lines[0] == "audits.gradient_bounds: 1.0 -> 1.5"
+            assert lines[2] == "model.stage_layers: [2, 2] -> [1, 2, 1]"
+            for words, line in zip(("from version 4 on", "are cut anew", "machine alone"), lines[5:], strict=False):
                 assert words in line
             assert said == "the run is amended at version 4; 2 of 2 peers have heard it"
             with pytest.raises(SettingsError, match="being amended already"):
@@ -111,6 +114,10 @@ def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(
             report = await swarm.finished()
             run = swarm.run
         assert (run.settings.model.stage_layers, len(run.signed.amendments)) == (((0, 1), (1, 3), (3, 4)), 1)
+        assert (
+            bounds_in_force(run.settings, "fp32", "gradient").fraud
+            == 1.5 * bounds_for("fp32", "fp32", "gradient").fraud
+        )
         whole = reference_of(first, run, steps=10)
         for state in trained_states(run, 10):
             for name, trained in state.layout.views(state.weights).items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.owner.honest_spread import spread_by_pair
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import PeerId
@@ -149,3 +150,8 @@ def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_pat
     assert sum(one.hops for one in counters) >= 20
     assert sum(one.frauds + one.suspicious + one.debts for one in counters) == 0
     assert max(one.largest_honest_share for one in counters) <= 0.3
+    (told,) = spread_by_pair(swarm.host.progress.audits_made())  # one machine, one numeric class
+    assert told.reporters == len(swarm.peers)
+    for spread in told.by_kind.values():
+        assert spread.reporters >= 3
+        assert spread.largest_share <= 0.3

@@ -11,12 +11,13 @@ import pytest
 from peer.audit.inquiry import OTHER_CLASSES, AuditCounters, Inquiry
 from peer.pipeline.screens import KnownStanding
 from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.honest_audits import MAX_CLASSES, Agreed, HonestAudits
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.settings import AuditSettings
-from swarm.host_protocol import EXHIBIT, MAX_CLASSES, OWED
+from swarm.host_protocol import EXHIBIT, OWED
 from swarm.identity.key import Identity
 from swarm.network.transport import Message
 from verification.audit.owed import OwedAudit
@@ -137,7 +138,7 @@ def test_honest_work_is_measured_and_what_is_short_of_fraud_raises_suspicion() -
     assert inquiry.counters.largest_honest_share == pytest.approx(near.measured / 0.5)
     assert inquiry.counters.suspicious == 0
     (told,) = inquiry.counters.by_class.values()
-    assert (told.numeric_class, told.num_audits, told.share) == (case.numeric_class, 1, pytest.approx(near.share))
+    assert told == HonestAudits(numeric_class=case.numeric_class, contribution=Agreed(1, near.share))
     before = inquiry.rate(lambda num, budget, *, factor: factor, 3, TARGET.peer_id, 4)
     far = compare(np.float32([1.0, 1.0]), np.float32([1.0, 1.3]), bounds)
     asyncio.run(inquiry.conclude(Step(3), "contribution", far, case))
@@ -148,11 +149,11 @@ def test_honest_work_is_measured_and_what_is_short_of_fraud_raises_suspicion() -
 def test_whatever_classes_are_named_no_more_are_told_of_than_a_report_holds() -> None:
     counters = AuditCounters()
     for number in range(100):
-        counters.honest(f"class {number % 50}", number / 1000)
+        counters.honest(f"class {number % 50}", "gradient", number / 1000)
     assert len(counters.by_class) == MAX_CLASSES
-    assert sum(told.num_audits for told in counters.by_class.values()) == 100
-    assert counters.by_class["class 3"].share == 0.053
-    assert counters.by_class[OTHER_CLASSES].share == counters.largest_honest_share == 0.099
+    assert sum(told.gradient.num_audits for told in counters.by_class.values()) == 100
+    assert counters.by_class["class 3"].gradient == Agreed(2, 0.053)
+    assert counters.by_class[OTHER_CLASSES].gradient.largest_share == counters.largest_honest_share == 0.099
 
 
 def test_whoever_stands_accused_is_not_audited_on() -> None:

@@ -15,7 +15,7 @@ from tests.swarm.manifest.test_value import SETTINGS
 KEY, OTHER = (Identity.from_seed(bytes([number] * 32)) for number in (1, 2))
 
 
-def test_steps_schedule_batch_limits_and_cut_may_be_amended_and_nothing_else() -> None:
+def test_steps_schedule_batch_bounds_limits_and_cut_may_be_amended_and_nothing_else() -> None:
     assert amendable_fields() == (
         "batch.target_tokens",
         "optimizer.learning_rate",
@@ -24,6 +24,9 @@ def test_steps_schedule_batch_limits_and_cut_may_be_amended_and_nothing_else() -
         "optimizer.schedule",
         "optimizer.decay_steps",
         "optimizer.final_learning_rate_share",
+        "audits.activation_bounds",
+        "audits.gradient_bounds",
+        "audits.contribution_bounds",
         "limits.founders_per_stage",
         "limits.max_peers_per_stage",
         "limits.max_in_flight",
@@ -49,6 +52,9 @@ def test_steps_schedule_batch_limits_and_cut_may_be_amended_and_nothing_else() -
         (["optimizer.decay_steps=5"], "is of schedule"),
         (["optimizer.schedule='wsd'", "optimizer.decay_steps=190"], "decay_steps = 190 and warmup_steps = 20 together"),
         (["optimizer.total_steps=3", "optimizer.total_steps=4"], "given twice"),
+        (["audits.gradient_bounds=2.1"], r"audits\.gradient_bounds = 2\.1 .*less than or equal to 2"),
+        (["audits.contribution_bounds=0.4"], r"audits\.contribution_bounds = 0\.4 .*greater than or equal to 0\.5"),
+        (["audits.hop_budget=0.4"], r"audits\.hop_budget cannot be amended"),
         (["model.stages=99"], "is more than the model's"),
         (["model.stages=2", "model.stage_layers=[1, 1]"], "both given"),
         ([f"optimizer.total_steps={SETTINGS.optimizer.total_steps}"], "changes nothing"),

@@ -34,6 +34,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.record import ArchivedFile, CheckpointRecord, CheckpointScores, Score
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
+from swarm.core.audit.honest_audits import Agreed, AuditsMade, HonestAudits
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.directory.posting import Posting
@@ -48,7 +49,7 @@ from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.round.words import Reduction, Word, Words
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
-from swarm.host_protocol import AccusationPiece, Credited, HonestAudits, RelayOffer, StepReport
+from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
 from swarm.manifest.amendment import packed_changes
 from swarm.manifest.signed_run import NOTHING_BEFORE, Amendment, Ending
 from swarm.manifest.value import settings_from_value
@@ -306,7 +307,9 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         RelayOffer(peer_id=host, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
-        HonestAudits(numeric_class="torch-2.13.0/cpu-avx2/bf16", num_audits=3, share=0.25),
+        _step_report().audits,
+        *_step_report().audits.honest,
+        _step_report().audits.honest[0].gradient,
         _step_report(),
     ]
 
@@ -322,7 +325,16 @@ def _punch_question(host: PeerId) -> Asked:
 
 
 def _step_report() -> StepReport:
-    examples: dict[Any, Any] = {int: 7, float: 0.5, bytes: bytes(32), str: "torch-2.13.0/cpu-avx2/bf16"}
+    made = AuditsMade(
+        run_id="run",
+        auditor=PeerId("auditor"),
+        stage=StageIndex(7),
+        version=7,
+        numeric_class="torch-2.13.0/cpu-avx2/bf16",
+        honest=(HonestAudits(numeric_class="torch-2.13.0/cuda-sm90/bf16", gradient=Agreed(3, 0.25)),),
+        signature=bytes(64),
+    )
+    examples: dict[Any, Any] = {int: 7, float: 0.5, bytes: bytes(32), AuditsMade: made}
     types = get_type_hints(StepReport)
     return StepReport(**{field.name: examples.get(types[field.name], ()) for field in fields(StepReport)})
 

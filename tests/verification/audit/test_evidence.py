@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
+from swarm.averaging.seeds import part_seeds
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
 from swarm.cli import ExitCode
@@ -204,6 +205,19 @@ def _round(run: SmallRun, first: int) -> tuple[Done, dict[PeerId, tuple[Exhibit,
 def _with_parts(made: Contribution, parts: Sequence[Bytes]) -> Contribution:
     """The contribution, signed for other parts."""
     return resigned(replace(made, part_digests=tuple(bulk_digest(part) for part in parts)))
+
+
+def _scaled(world: World, by: float) -> list[Bytes]:
+    """The accused's parts, so many times as long, rounded alike."""
+    codec, parts = vector_codec("int8"), Parts(world.run.snapshot(STAGE)[0].layout.num_values)
+    made = world.contribution
+    seeds = part_seeds(made.run_id, made.stage, Version(int(made.step)), world.accused, num_parts=len(parts))
+    scaled: list[Bytes] = []
+    for body, where, seed in zip(world.parts, parts, seeds, strict=True):
+        values = np.empty(where.stop - where.start, dtype=np.float32)
+        codec.decode(body, values)
+        scaled.append(codec.encode(values * np.float32(by), seed=seed))
+    return scaled
 
 
 def _negated(part: Bytes) -> bytearray:
@@ -623,6 +637,44 @@ def test_work_of_before_an_amendment_is_judged_by_the_settings_that_were_in_forc
     unsigned = replace(later, signature=bytes(64))
     with pytest.raises(RemoteError, match="not signed by the run key"):
         judge(case.to_evidence(replace(amended, amendments=(unsigned,))))
+
+
+@pytest.mark.parametrize(("by", "factor", "before", "after"), [(1.012, 2.0, True, False), (1.004, 0.5, False, True)])
+def test_the_bounds_of_a_judgement_are_those_that_the_run_key_had_set_when_the_work_was_done(
+    world: World, by: float, factor: float, before: bool, after: bool
+) -> None:
+    """Wider, a claim is honest that was fraud, and narrower the reverse; what was done before stays what it was."""
+    parts = _scaled(world, by)
+    case = world.mismatch(_with_parts(world.contribution, parts), parts)
+
+    def amended(at: int) -> SignedRun:
+        changes = packed_changes({"audits.contribution_bounds": factor})
+        change = Amendment(world.signed.run_id, 1, NOTHING_BEFORE, Version(at), changes)
+        return replace(world.signed, amendments=(change.signed_by(run_key()),))
+
+    done_at = int(world.contribution.step)
+    later, as_it_was = amended(done_at + 1), case.to_evidence(amended(done_at + 1).under(0))
+    assert as_it_was.run.could_be_of(int(as_it_was.version), later, shows_era=True)
+    assert judge(_read(as_it_was.to_bytes()), run_key=run_key().peer_id).guilty is before
+    assert not case.to_evidence(later).run.could_be_of(int(as_it_was.version), later, shows_era=True)
+
+    in_force = amended(int(world.anchor.version))
+    anchored = replace(world.anchor, chain=replace(world.anchor.chain, amendments=1)).signed_by(run_key())
+    begun = replace(case.past, beginning=anchored)
+    as_it_is = replace(case, past=begun).to_evidence(in_force)
+    assert as_it_is.run.could_be_of(int(as_it_is.version), in_force, shows_era=True)
+    assert judge(_read(as_it_is.to_bytes()), run_key=run_key().peer_id).guilty is after
+
+
+def test_nobody_but_the_run_key_changes_bounds(world: World) -> None:
+    parts = _scaled(world, 1.012)
+    case = world.mismatch(_with_parts(world.contribution, parts), parts)
+    changes = packed_changes({"audits.contribution_bounds": 2.0})
+    mine = Amendment(world.signed.run_id, 1, NOTHING_BEFORE, world.anchor.version, changes).signed_by(
+        identity_of(world.accused)
+    )
+    with pytest.raises(RemoteError, match="not signed by the run key"):
+        judge(case.to_evidence(replace(world.signed, amendments=(mine,))))
 
 
 def test_an_honest_part_is_not_held_against_a_cut_that_begins_or_ends_with_its_step(world: World) -> None:

@@ -8,6 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from swarm.core.errors import LocalError
+from swarm.core.settings import AuditSettings
+from tests.verification.exhibits import small_settings
+from verification.audit.amplified import moved_bounds_for, moved_bounds_in_force
 from verification.audit.tolerance import (
     CAUTION,
     CHUNK_VALUES,
@@ -17,6 +20,7 @@ from verification.audit.tolerance import (
     Grade,
     Kind,
     bounds_for,
+    bounds_in_force,
     compare,
     relative_error,
 )
@@ -45,13 +49,13 @@ def _away(replay: Floats, error: float) -> Floats:
         (1.9e-3, 2e-3, Grade.HONEST),
         (2.1e-3, 2e-3, Grade.SUSPICIOUS),  # the own error
         (0.99e-2, 1e-3, Grade.SUSPICIOUS),
-        (1.01e-2, 1e-3, Grade.FRAUD),  # four own errors are less than what is worth a case
+        (1.01e-2, 1e-3, Grade.FRAUD),  # 2.5 own errors are less than what is worth a case
         (1.01e-2, None, Grade.FRAUD),
         (1.01e-2, 1.02e-2, Grade.HONEST),
-        (3.9e-2, 1e-2, Grade.SUSPICIOUS),
-        (4.1e-2, 1e-2, Grade.FRAUD),
-        (1.39, 0.49, Grade.SUSPICIOUS),
-        (1.41, 0.49, Grade.FRAUD),  # of two tensors that have nothing in common
+        (2.4e-2, 1e-2, Grade.SUSPICIOUS),
+        (2.6e-2, 1e-2, Grade.FRAUD),
+        (1.22, 0.49, Grade.SUSPICIOUS),
+        (1.23, 0.49, Grade.FRAUD),
         (2.0, 0.51, Grade.SUSPICIOUS),  # nearly nothing but rounding decides what comes out
         (26.0, 0.51, Grade.FRAUD),
         (2.0, None, Grade.FRAUD),
@@ -66,7 +70,7 @@ def test_a_claim_is_graded_by_its_error_and_the_auditors_own(
     assert found.error == pytest.approx(error, rel=1e-6)
     assert found.measured == pytest.approx(error, rel=1e-6)
     own = own_error or 0.0
-    assert found.fraud == max(1e-2, min(4 * own, 1.4) if own <= 0.5 else 50 * own)
+    assert found.fraud == max(1e-2, 2.5 * own if own <= 0.5 else 50 * own)
     assert found.accept == max(1e-3, own_error or 0.0)
 
 
@@ -83,7 +87,7 @@ def test_the_own_error_is_asked_for_only_where_it_could_clear_the_claim(
 
 def test_an_accuser_wants_more_than_a_judge() -> None:
     replay = _replay()
-    claim = _away(replay, 0.043)
+    claim = _away(replay, 0.027)
     assert compare(claim, replay, BOUNDS, own_error=1e-2).grade is Grade.FRAUD
     assert compare(claim, replay, BOUNDS, own_error=1e-2, caution=CAUTION).grade is Grade.SUSPICIOUS
     assert compare(_away(replay, 0.011), replay, BOUNDS, own_error=1e-3, caution=CAUTION).grade is Grade.FRAUD
@@ -306,3 +310,31 @@ def test_a_lie_about_the_few_values_that_matter_and_about_the_many_that_do_not_a
 
 def test_only_of_fraud_there_is_an_extent() -> None:
     assert _extent(_away(_replay(), 5e-3), _replay()) == 0.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_run_keys_factor_is_of_floor_bound_and_own_errors_alike_and_of_its_kind_alone(
+    factor: float, kind: Kind
+) -> None:
+    audits = AuditSettings(**{f"{kind}_bounds": factor})
+    settings = small_settings(2, audits=audits)
+    replay = _replay()
+    for other in KINDS:
+        usual = bounds_for("fp32", "int8", other)
+        by, bounds = factor if other == kind else 1.0, bounds_in_force(settings, "int8", other)
+        assert (bounds.floor, bounds.fraud) == (by * usual.floor, by * usual.fraud)
+        for own in (None, 0.1):
+            claim = _away(replay, 0.01)
+            plain, found = (compare(claim, replay, held_to, own_error=own) for held_to in (usual, bounds))
+            assert (found.accept, found.fraud) == (by * plain.accept, by * plain.fraud)
+        # However wide, two tensors that have nothing in common are fraud while rounding does not decide.
+        assert compare(-replay, replay, bounds, own_error=0.5).grade is Grade.FRAUD
+
+
+def test_what_a_contribution_moves_goes_by_the_factor_of_contributions() -> None:
+    settings = small_settings(2, audits=AuditSettings(contribution_bounds=2.0))
+    usual = moved_bounds_for("fp32", settings.codecs.averaging)
+    bounds = moved_bounds_in_force(settings)
+    assert (bounds.fraud, bounds.spread, bounds.bias) == (2 * usual.fraud, 2 * usual.spread, 2 * usual.bias)
+    assert bounds.factor == 2.0
