@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils.import_utils import is_kernels_available
 
 from benchmarks.families.exactness import check_family_is_exact
 from swarm.core.errors import SettingsError
@@ -174,3 +175,8 @@ def test_config_text_is_canonical() -> None:
     assert json.loads(text) == CONFIGS["llama"]
     assert text == canonical_config_json(dict(reversed(CONFIGS["llama"].items())))
     assert " " not in text
+
+
+def test_transformers_does_not_take_our_kernels_for_hugging_faces() -> None:
+    """It goes by the version of whatever distribution has a package of this name: homeswarm 0.18.2 would do."""
+    assert not is_kernels_available()
