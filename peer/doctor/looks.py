@@ -211,7 +211,7 @@ class Examination:
         items = [
             stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
         ]
-        smallest = min(total_bytes(item, "host") for item in items) + GIB  # and the program's own
+        smallest = min(total_bytes(item, "host") for item in items)
         return self._room(smallest, min(total_bytes(item, "disk") for item in items))
 
 

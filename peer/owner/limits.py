@@ -59,10 +59,6 @@ class VolunteerSettings:
         return (f"cuda:{self.gpu}", "cpu") if self.gpu_is_default else (f"cuda:{self.gpu}",)
 
 
-P2PD_BYTES = 100 << 20
-"""The most that a p2pd and its guard hold: a peer's own, and its relay's if it has one."""
-
-
 def used_bytes() -> int:
     """Memory this daemon holds now, with all that it has started."""
     return _own_bytes() + _started_bytes()
@@ -87,12 +83,16 @@ def _started_bytes() -> int:
     return total
 
 
-def check_memory(items: dict[str, int], limit_bytes: int | None, *, num_p2pd: int = 1) -> None:
-    """Raises SettingsError, with the sum item by item, if the stage does not fit beside what is loaded already.
+def check_memory(items: Mapping[str, int], limit_bytes: int | None, *, num_p2pd: int = 1) -> None:
+    """Raises SettingsError, with the sum item by item, if the stage does not fit.
 
-    All libraries must be.
+    All libraries must be loaded: what they take here counts in the place of what `items` suppose. `num_p2pd`: this
+    peer's own, and its relay's if it has one.
     """
-    items = {"libraries": _own_bytes(), "p2pd": max(num_p2pd * P2PD_BYTES, _started_bytes()), **items}
+    items = dict(items) | {
+        "libraries": _own_bytes(),
+        "p2pd": max(num_p2pd * items.get("p2pd", 0), _started_bytes()),
+    }
     needed = sum(items.values())
     available = psutil.virtual_memory().available + used_bytes()
     allowed = available if limit_bytes is None else min(limit_bytes, available)

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.owner import memory
 from peer.directory.limited_transport import LimitedTransport, Meter
-from peer.owner.limits import GIB, P2PD_BYTES, VolunteerSettings, check_fit, check_memory, first_that_fits, used_bytes
+from peer.owner.limits import GIB, VolunteerSettings, check_fit, check_memory, first_that_fits, used_bytes
 from peer.sim import TinyRun
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
-from swarm.core.plan import HEADERS
+from swarm.core.plan import HEADERS, p2pd_bytes
 from swarm.core.settings import BatchSettings
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -31,7 +31,10 @@ def test_a_stage_that_does_not_fit_is_refused_with_the_sum() -> None:
 
 
 def test_a_stage_that_fits_is_taken() -> None:
-    check_memory({"weights": 1 << 20}, used_bytes() + P2PD_BYTES + (8 << 20))
+    p2pd = p2pd_bytes(1)
+    check_memory({"libraries": 1 << 40, "p2pd": p2pd, "weights": 1 << 20}, used_bytes() + p2pd + (8 << 20))
+    with pytest.raises(SettingsError, match=r"p2pd 0\.10 GiB"):
+        check_memory({"p2pd": p2pd, "weights": 1 << 20}, used_bytes() + p2pd + (8 << 20), num_p2pd=2)
 
 
 def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +51,7 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypa
     ]
 
     def chosen(room: int) -> ComputeMode:
-        volunteer = VolunteerSettings(folder=tmp_path, threads=1, memory_bytes=(1 << 28) + P2PD_BYTES + (room << 26))
+        volunteer = VolunteerSettings(folder=tmp_path, threads=1, memory_bytes=(1 << 28) + (room << 26))
         return first_that_fits(sizes, lambda mode: {"host.activations": sizes[mode]}, volunteer)
 
     assert chosen(24) == ComputeMode(6, recompute=False)
@@ -163,4 +166,4 @@ def test_peers_under_load_hold_no_more_than_they_reckoned(tmp_path: Path, row: s
     for peer in memory.measure(memory.options_of([]), tmp_path, memory.ROWS[row]).peers:
         reckoned, items = peer.reckoned()
         assert peer.all_bytes <= memory.BAR * reckoned, f"{peer.all_bytes / GIB:.3f} GiB: {items}"
-        assert peer.p2pd_bytes <= P2PD_BYTES
+        assert peer.p2pd_bytes <= p2pd_bytes(memory.PEERS)
