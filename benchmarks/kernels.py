@@ -145,8 +145,8 @@ def measure_int8(bench: Bench) -> None:
     bench.measure_speed("int8 decode", decode)
     bench.measure_speed("int8 decode-accumulate", add)
     bench.measure_speed(
-        "int8 decode and norm",
-        {"ours": lambda: int8_blocks.decode_and_square(scales, codes, other, threads=threads)},
+        "int8 norm",
+        {"ours": lambda: int8_blocks.sum_of_squares(scales, codes, threads=threads)},
     )
 
 

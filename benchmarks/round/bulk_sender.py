@@ -20,6 +20,7 @@ from peer.round.mail.outbox import Outbox, Parcel
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import MESSAGE_BYTES
 from swarm.identity.key import Identity
 from swarm.network.bulk import direct
 from swarm.network.loop import new_event_loop
@@ -45,7 +46,7 @@ async def run(address: str, way: str) -> None:
             await asyncio.sleep(ANSWER_S)
             return Message()
 
-        transport.serve("take", take, max_body_bytes=1 << 22)
+        transport.serve("take", take, max_body_bytes=MESSAGE_BYTES)
         _say({"peer_id": transport.peer_id, "addresses": transport.addresses()})
         other = await _told()
         assert other is not None, "it is told where its peer is"

@@ -20,10 +20,10 @@ _lock = threading.Lock()
 _inside = threading.local()
 METHODS = {
     "encode": "encode",
-    "encode_quotients": "encode",
+    "encode_parts": "encode",
     "encode_sum": "decode",
     "decode": "decode",
-    "decode_and_square": "decode",
+    "sum_of_squares": "decode",
 }
 """Which piece of a round a codec's method is; a reducer's decoding, adding and encoding in one pass is a decoder's."""
 PIECES = ("encode", "hash", "wire", "decode")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernels import norms
 from kernels.bits import LIMIT_BITS, MAGNITUDE, bits_of, draw, float_of, float_of_upper, key_of_seed, mix64
-from kernels.cache_hints import CACHE_LINE_BYTES, prefetch, stream, streamed
+from kernels.cache_hints import CACHE_LINE_BYTES, prefetch
 from kernels.compiled import compiled, inlined
 from kernels.threads import ONE_THREAD, Threads
 
@@ -66,8 +66,24 @@ def encode(
     return all(threads.over(values.size, work, grain=BLOCK_VALUES))
 
 
+def encode_parts(
+    values: NDArray[np.float32],
+    seeds: NDArray[np.uint64],
+    parts: NDArray[np.uint8],
+    *,
+    part_values: int,
+    divisor: np.float32 = _ONE,
+) -> int:
+    """As `encode` of one part after the other, of so many values each, the last of the rest, and a row of `seeds` each.
+
+    Scales and then codes are filled in from the beginning of each one's row of `parts`. How many were encoded before
+    one that is refused.
+    """
+    return int(_encode_parts(values, divisor, seeds, parts, part_values))
+
+
 def encode_sum(
-    terms: Sequence[tuple[NDArray[np.uint16], NDArray[np.int8]]],
+    terms: "Terms",
     factors: NDArray[np.float32],
     seed: NDArray[np.uint64],
     scales: NDArray[np.uint16],
@@ -77,17 +93,17 @@ def encode_sum(
 ) -> bool:
     """As `encode` of the sum of decoded terms * their factors, in their order; no vector of floats is written.
 
-    The terms, scales and codes each, are contiguous, of equal sizes and `is_valid`.
+    Each is of the size of what is made, and valid.
     """
-    scale_places = np.array([term_scales.ctypes.data for term_scales, _ in terms], dtype=np.uint64)
-    code_places = np.array([term_codes.ctypes.data for _, term_codes in terms], dtype=np.uint64)
+    scale_places = terms.places
+    code_places = scale_places + np.uint64(2 * scales.size)
 
     def work(start: int, stop: int) -> bool:
         first, last = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
         here = scales[first:last], codes[start:stop]
         return _encode_sum(scale_places, code_places, factors, seed, first, *here)
 
-    return all(threads.over(codes.size, work, grain=BLOCK_VALUES, num_rows=max(1, len(terms))))
+    return all(threads.over(codes.size, work, grain=BLOCK_VALUES, num_rows=max(1, scale_places.size)))
 
 
 def add_decoded(
@@ -123,28 +139,41 @@ def decode(
     return all(threads.over(values.size, work, grain=BLOCK_VALUES))
 
 
-def decode_and_square(
-    scales: NDArray[np.uint16],
-    codes: NDArray[np.int8],
-    values: NDArray[np.float32],
-    *,
-    threads: Threads = ONE_THREAD,
+def sum_of_squares(
+    scales: NDArray[np.uint16], codes: NDArray[np.int8], *, threads: Threads = ONE_THREAD
 ) -> float | None:
-    """Fill `values`, past the cache, and give their `norms.sum_of_squares`; None for what no encoder writes."""
+    """`norms.sum_of_squares` of what `decode` gives, which is written nowhere; None for what no encoder writes."""
     sums = np.empty(-(-codes.size // (RUN_BLOCKS * BLOCK_VALUES)), dtype=np.float64)
 
     def work(start: int, stop: int) -> bool:
         first, last = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
         runs = slice(first // RUN_BLOCKS, -(-last // RUN_BLOCKS))
-        return _decode_and_square(scales[first:last], codes[start:stop], values[start:stop], sums[runs])
+        return _square_runs(scales[first:last], codes[start:stop], sums[runs])
 
-    valid = all(threads.over(values.size, work, grain=RUN_BLOCKS * BLOCK_VALUES))
+    valid = all(threads.over(codes.size, work, grain=RUN_BLOCKS * BLOCK_VALUES))
     return norms.halving_sum(sums) if valid else None
 
 
 def is_valid(scales: NDArray[np.uint16], codes: NDArray[np.int8]) -> bool:
     """Whether every scale and code is one that `encode` writes."""
     return _is_valid(scales, codes)
+
+
+class Terms:
+    """Encoded vectors of one size, each its scales and then its codes."""
+
+    def __init__(self, vectors: Sequence[NDArray[np.uint8]]) -> None:
+        """Contiguous, from where a scale may lie."""
+        self.places = np.array([vector.ctypes.data for vector in vectors], dtype=np.uint64)
+        """Where each begins."""
+        self._vectors = vectors
+        """There as long as their places are."""
+
+    def are_valid(self, num_values: int) -> NDArray[np.bool_]:
+        """`is_valid` of each."""
+        found = np.empty(self.places.size, dtype=np.bool_)
+        _are_valid(self.places, num_values, found)
+        return found
 
 
 def _pointer_code(typing_context: Any, place: Any) -> tuple[Any, Callable[..., Any]]:
@@ -198,6 +227,23 @@ def _encode(
         worst = max(worst, found)
         codes[num_whole * BLOCK_VALUES :] = padded_codes[:rest]
     return bool(worst < LIMIT_BITS)
+
+
+@compiled
+def _encode_parts(
+    values: NDArray[np.float32],
+    divisor: np.float32,
+    seeds: NDArray[np.uint64],
+    parts: NDArray[np.uint8],
+    part_values: int,
+) -> int:
+    for part in range(len(parts)):
+        here = values[part * part_values : (part + 1) * part_values]
+        num_blocks = -(-here.size // BLOCK_VALUES)
+        scales, codes = parts[part, : 2 * num_blocks], parts[part, 2 * num_blocks : 2 * num_blocks + here.size]
+        if not _encode(here, divisor, seeds[part], 0, scales.view(np.uint16), codes.view(np.int8)):
+            return part
+    return len(parts)
 
 
 @compiled
@@ -313,6 +359,15 @@ def _is_valid(scales: NDArray[np.uint16], codes: NDArray[np.int8]) -> bool:
 
 
 @compiled
+def _are_valid(places: NDArray[np.uint64], num_values: int, found: NDArray[np.bool_]) -> None:
+    num_blocks = -(-num_values // BLOCK_VALUES)
+    for term in range(places.size):
+        scales = carray(_pointer(places[term]), (num_blocks,), np.uint16)
+        codes = carray(_pointer(places[term] + np.uint64(2 * num_blocks)), (num_values,), np.int8)
+        found[term] = _is_valid(scales, codes)
+
+
+@compiled
 def _decode(scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray[np.float32]) -> bool:
     valid = True
     smallest = np.int8(0)
@@ -329,9 +384,7 @@ def _decode(scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray
 
 
 @compiled
-def _decode_and_square(
-    scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray[np.float32], sums: NDArray[np.float64]
-) -> bool:
+def _square_runs(scales: NDArray[np.uint16], codes: NDArray[np.int8], sums: NDArray[np.float64]) -> bool:
     valid = True
     part = np.empty(RUN_BLOCKS * BLOCK_VALUES, dtype=np.float32)
     scratch = np.empty(norms.RUN_VALUES // 8, dtype=np.float64)
@@ -339,8 +392,6 @@ def _decode_and_square(
         blocks = slice(run * RUN_BLOCKS, min((run + 1) * RUN_BLOCKS, scales.size))
         start, stop = run * part.size, min((run + 1) * part.size, codes.size)
         valid &= _decode(scales[blocks], codes[start:stop], part)
-        stream(part[: stop - start], values[start:stop])
         part[stop - start :] = _PLUS_ZERO
         sums[run] = norms.square_of_run(part, scratch)
-    streamed()
     return valid

@@ -84,9 +84,12 @@ class FalseEncoder(ContributionEncoder):
         self._step = step
         return super().encode(step, accumulation, seeds)
 
-    def part(self, accumulation: Accumulation, part: int, seed: bytes) -> memoryview:
+    def run_of_parts(self, accumulation: Accumulation, run: range, seeds: Sequence[bytes]) -> list[memoryview]:
         parts = self.replica.parts()
-        return parts.contribution_codec(part).encode(self.mean_part(accumulation, parts[part]), seed=seed)
+        return [
+            parts.contribution_codec(part).encode(self.mean_part(accumulation, parts[part]), seed=seed)
+            for part, seed in zip(run, seeds, strict=True)
+        ]
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         said, size = super().mean_part(accumulation, where), self.replica.parts().num_values

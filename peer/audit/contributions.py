@@ -99,7 +99,7 @@ class ContributionAudits:
 
         def replayed() -> list[tuple[Bytes, bytes]]:
             with standing_on(self._replay, kept):
-                parts = self._replay.encoded_contribution(exhibits, step)
+                parts = self._replay.encoded_contribution(exhibits, step, keep=self._steps.replica.inputs.put)
             return [(part, bulk_digest(part)) for part in parts]
 
         own = await inquiry.replay(replayed)
@@ -148,11 +148,11 @@ class ContributionAudits:
     async def _exhibit(self, due: ContributionDue, work: Work) -> Exhibit:
         """What an entry was made from, as the target shows it, or its neighbours."""
         made, steps, number = due.contribution, self._steps, int(work.microbatch_id)
-        settings = steps.context.settings
+        settings, keep = steps.context.settings, steps.replica.inputs.put
 
         def read(reply: Message) -> Exhibit:
-            num_stages = settings.model.num_stages
-            return read_exhibit(reply.meta, reply.body, made, work, run_id=steps.context.run_id, num_stages=num_stages)
+            num_stages, body = settings.model.num_stages, keep(memoryview(reply.body))
+            return read_exhibit(reply.meta, body, made, work, run_id=steps.context.run_id, num_stages=num_stages)
 
         largest = max_exhibit_bytes(settings, steps.replica.model.hidden_size)
         asked = self._inquiry.shown(
@@ -187,7 +187,7 @@ class ContributionAudits:
         meta: dict[str, Value] = {"part": index, "of": made.peer_id}
 
         def read(reply: Message) -> Bytes:
-            return read_part(reply.body, made, index)
+            return replica.inputs.put(memoryview(read_part(reply.body, made, index)))
 
         async def of_others() -> Bytes:
             for peer in sorted({*self._steps.chain.members} - {made.peer_id, self._steps.context.me}):

@@ -220,7 +220,7 @@ class Examination:
         ]
         num_peers = await asyncio.to_thread(self._num_peers)
         memory, disk = (num_peers * min(total_bytes(item, place) for item in items) for place in ("host", "disk"))
-        return self._room(memory + GIB, disk)  # and the program's own
+        return self._room(memory, disk)
 
 
 def _host(addresses: Sequence[str]) -> PeerId:

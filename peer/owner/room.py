@@ -17,8 +17,6 @@ from swarm.core.plan import ONCE_A_MACHINE
 
 log = logging.getLogger(__name__)
 
-P2PD_BYTES = 100 << 20
-"""The most that a p2pd and its guard hold: a peer's own, and its relay's if it has one."""
 SETTLE_S = 10.0
 """After one peer has gone for the memory that it held, no other is asked to for so long."""
 
@@ -30,7 +28,7 @@ Items = Mapping[str, int]
 class _Taken:
     stage: int
     by_place: dict[str, dict[str, int]]
-    """At the host, on the device and on disk."""
+    """At the host, but for libraries and p2pd, on the device and on disk."""
 
 
 class Room:
@@ -75,15 +73,18 @@ class Room:
     def take(self, who: PeerId, stage: int, items: Items, volunteer: VolunteerSettings, *, held_bytes: int = 0) -> None:
         """A peer's place at a stage, instead of any that it had. Raises SettingsError, item by item, unless it fits.
 
-        All libraries must be loaded. `held_bytes`: what the disk items take of the disk already.
+        All libraries must be loaded: what they take here counts in the place of what `items` suppose. `held_bytes`:
+        what the disk items take of the disk already.
         """
         by_place: dict[str, dict[str, int]] = {"host": {}, "device": {}, "disk": {}}
         for name, size in items.items():
             place, _, what = name.partition(".")
             by_place[place][what] = size
+        by_place["host"].pop("libraries", None)
+        p2pd = self._num_p2pd * by_place["host"].pop("p2pd", 0)
         taken = _Taken(stage, by_place)
         with self._lock:
-            self._check_memory(by_place["host"], self._others(who, "host", taken))
+            self._check_memory(by_place["host"], p2pd, self._others(who, "host", taken))
             self._folder.mkdir(parents=True, exist_ok=True)
             room = shutil.disk_usage(self._folder).free + held_bytes
             disk = by_place["disk"] | _named("the other peers", self._others(who, "disk", taken))
@@ -122,12 +123,12 @@ class Room:
                 total += size
         return total
 
-    def _check_memory(self, items: Items, others_bytes: int) -> None:
+    def _check_memory(self, items: Items, p2pd_bytes: int, others_bytes: int) -> None:
         own = own_bytes()
         if not others_bytes:
             self._libraries_bytes = own
         libraries = max(self._libraries_bytes, own - others_bytes)
-        p2pd = max(self._num_p2pd * P2PD_BYTES, started_bytes())
+        p2pd = max(p2pd_bytes, started_bytes())
         items = {"libraries": libraries, "p2pd": p2pd, **items, **_named("the other peers", others_bytes)}
         needed = sum(items.values())
         available = free_bytes() + used_bytes()

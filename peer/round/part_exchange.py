@@ -17,7 +17,7 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
 from peer.round.mail.fragments import Fragment
 from peer.round.mail.mail import RoundMail
-from peer.round.mail.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
+from peer.round.mail.outbox import Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
@@ -42,7 +42,7 @@ from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
 from swarm.core.round.words import Reduction, Words
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.transfers import MESSAGE_BYTES, bytes_per_s, longest_s
 from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message

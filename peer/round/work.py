@@ -1,6 +1,6 @@
 """A round's heavy work, on the exact thread: encode and reduce.
 
-A part goes through all that is done to it while it is in cache.
+A part, or a few small ones together, goes through all that is done to it while it is in cache.
 """
 
 import logging
@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.threads import RANGES_PER_THREAD
 from peer.state.replica import Accumulation, StageReplica
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.reduce import reduce_part as reduction
@@ -20,6 +21,9 @@ from swarm.core.round.contribution import Level
 from verification.round.papers import Bytes
 
 log = logging.getLogger(__name__)
+
+RUN_VALUES = 1 << 21
+"""Of parts that a thread encodes in one go: fewer, and threads wait for one another's Python."""
 
 
 class ContributionEncoder:
@@ -41,13 +45,13 @@ class ContributionEncoder:
         replica = self.replica
         parts, residual = replica.parts(), replica.residual
 
-        def encode(index: int) -> tuple[memoryview, bytes]:
-            encoded = self.part(accumulation, index, seeds[index])
-            return replica.inputs.put(encoded), bulk_digest(encoded)
+        def encode(run: range) -> list[tuple[memoryview, bytes]]:
+            made = self.run_of_parts(accumulation, run, seeds[run.start : run.stop])
+            return [(replica.inputs.put(encoded), bulk_digest(encoded)) for encoded in made]
 
         try:
             if residual is None:
-                made = replica.threads.map(encode, range(len(parts)))
+                made = [one for run in replica.threads.map(encode, parts.runs(self._run_values())) for one in run]
                 return [encoded for encoded, _ in made], [found for _, found in made]
             mean = partial(self.mean_part, accumulation)
             keep = replica.inputs.put
@@ -59,10 +63,16 @@ class ContributionEncoder:
             accumulation.not_finite.update(accumulation.work)
             return [], []
 
-    def part(self, accumulation: Accumulation, part: int, seed: bytes) -> memoryview:
-        """One part, encoded."""
+    def _run_values(self) -> int:
+        """So many that every thread has some runs: one whose core is busy elsewhere takes fewer of them."""
+        return min(RUN_VALUES, self.replica.parts().num_values // (RANGES_PER_THREAD * self.replica.threads.count))
+
+    def run_of_parts(self, accumulation: Accumulation, run: range, seeds: Sequence[bytes]) -> list[memoryview]:
+        """One of `Parts.runs`, encoded."""
         parts = self.replica.parts()
-        return parts.contribution_codec(part).encode_quotients(*accumulation.quotient_of(parts[part]), seed=seed)
+        where = slice(parts[run.start].start, parts[run.stop - 1].stop)
+        codec, quotient = parts.contribution_codec(run.start), accumulation.quotient_of(where)
+        return codec.encode_parts(*quotient, part_values=parts.part_values, seeds=seeds)
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """One part, for a codec that leaves a residual."""

@@ -78,4 +78,4 @@ def certified_norm(parts: Parts, reduced: Sequence[ReducedPart]) -> float:
 
 def squares_of(codec: VectorCodec, body: Encoded, num_values: int) -> float:
     """Sum of squares of the values that a reduced part stands for. Raises RemoteError if it is malformed."""
-    return codec.decode_and_square(body, empty_floats(num_values))
+    return codec.sum_of_squares(body, num_values)

@@ -23,9 +23,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cache_hints import CACHE_LINE_BYTES
 from kernels.codecs import formats, int8_blocks
 from kernels.threads import ONE_THREAD, Threads
-from swarm.averaging.encoded import Encoded, InSteps, VectorCodec, aligned, check_length, seed_words, too_large
+from swarm.averaging.encoded import (
+    Encoded,
+    InSteps,
+    VectorCodec,
+    aligned,
+    check_length,
+    seed_words,
+    too_large,
+    words_of_seeds,
+)
 from swarm.averaging.low_bit import Int2Codec, Int4Codec, TopkCodec
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import AveragingCodecName
@@ -88,26 +98,36 @@ class Int8Codec:
         return self.encode_quotients(values, np.float32(1.0), seed=seed)
 
     def encode_quotients(self, values: NDArray[np.float32], divisor: np.float32, *, seed: bytes) -> memoryview:
-        data = BUFFERS.take(self.encoded_bytes(values.size))
-        scales, codes = self._to_write(data, values.size)
-        if not int8_blocks.encode(values, seed_words(seed), scales, codes, divisor=divisor):
-            raise too_large(values / divisor)
+        (data,) = self.encode_parts(values, divisor, part_values=values.size, seeds=(seed,))
         return data
+
+    def encode_parts(
+        self, values: NDArray[np.float32], divisor: np.float32, *, part_values: int, seeds: Sequence[bytes]
+    ) -> list[memoryview]:
+        """In memory that all of them share, and in one call: for each of several a thread would wait for the others'
+        Python."""
+        each = -(-self.encoded_bytes(part_values) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        data = BUFFERS.take(each * len(seeds))
+        rows, words = np.frombuffer(data, dtype=np.uint8).reshape(len(seeds), each), words_of_seeds(seeds)
+        done = int8_blocks.encode_parts(values, words, rows, part_values=part_values, divisor=divisor)
+        if done < len(seeds):
+            raise too_large(values[done * part_values : (done + 1) * part_values] / divisor)
+        sizes = (min(part_values, values.size - place * part_values) for place in range(len(seeds)))
+        return [data[place * each :][: self.encoded_bytes(size)] for place, size in enumerate(sizes)]
 
     def encode_sum(
         self,
-        terms: Sequence[Encoded],
+        terms: int8_blocks.Terms,
         factors: NDArray[np.float32],
         num_values: int,
         *,
         seed: bytes,
         threads: Threads = ONE_THREAD,
     ) -> memoryview:
-        """As `encode` of the sum of decoded terms, each of `num_values` and `is_valid`, times their factors."""
+        """As `encode` of the sum of decoded terms, each of `num_values` and valid, times their factors."""
         data = BUFFERS.take(self.encoded_bytes(num_values))
         scales, codes = self._to_write(data, num_values)
-        read = [self._to_read(term, num_values) for term in terms]
-        if not int8_blocks.encode_sum(read, factors, seed_words(seed), scales, codes, threads=threads):
+        if not int8_blocks.encode_sum(terms, factors, seed_words(seed), scales, codes, threads=threads):
             raise LocalError("a weighted sum of contributions is not below 2^126")
         return data
 
@@ -116,9 +136,9 @@ class Int8Codec:
         if not int8_blocks.decode(*self._to_read(data, out.size), out):
             raise self._malformed()
 
-    def decode_and_square(self, data: Encoded, out: NDArray[np.float32]) -> float:
-        check_length(data, self.encoded_bytes(out.size))
-        squares = int8_blocks.decode_and_square(*self._to_read(data, out.size), out)
+    def sum_of_squares(self, data: Encoded, num_values: int) -> float:
+        check_length(data, self.encoded_bytes(num_values))
+        squares = int8_blocks.sum_of_squares(*self._to_read(data, num_values))
         if squares is None:
             raise self._malformed()
         return squares
@@ -126,6 +146,15 @@ class Int8Codec:
     def is_valid(self, data: Encoded, num_values: int) -> bool:
         """Whether `decode` takes data of the right length."""
         return int8_blocks.is_valid(*self._to_read(data, num_values))
+
+    def terms(self, bodies: Sequence[Encoded], num_values: int) -> int8_blocks.Terms | None:
+        """Those bodies; None unless `decode` takes all of them."""
+        num_bytes = self.encoded_bytes(num_values)
+        vectors = [_where_scales_may_lie(body) for body in bodies]
+        if not all(vector.size == num_bytes for vector in vectors):
+            return None
+        found = int8_blocks.Terms(vectors)
+        return found if found.are_valid(num_values).all() else None
 
     def add(
         self, data: Encoded, factor: np.float32, total: NDArray[np.float32], *, threads: Threads = ONE_THREAD
@@ -149,6 +178,12 @@ class Int8Codec:
     @staticmethod
     def _num_blocks(num_values: int) -> int:
         return -(-num_values // int8_blocks.BLOCK_VALUES)
+
+
+def _where_scales_may_lie(data: Encoded) -> NDArray[np.uint8]:
+    """The bytes, copied if they begin within one."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    return view if np.frombuffer(data, dtype=np.uint16, count=view.size // 2).flags.aligned else view.copy()
 
 
 _CODECS: dict[AveragingCodecName, VectorCodec] = {

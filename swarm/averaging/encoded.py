@@ -3,6 +3,7 @@
 All numbers are little endian. Values are below 2^126 in magnitude, and below 2^-126 they are written as zero.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -45,8 +46,14 @@ class VectorCodec(Protocol):
         """As `encode` of values / divisor, each division rounded by itself."""
         ...
 
-    def decode_and_square(self, data: Encoded, out: NDArray[np.float32]) -> float:
-        """As `decode`; the sum of the values' squares, as `kernels.norms` has it."""
+    def encode_parts(
+        self, values: NDArray[np.float32], divisor: np.float32, *, part_values: int, seeds: Sequence[bytes]
+    ) -> list[memoryview]:
+        """As `encode_quotients` of one part after the other, of so many values each; the last one has the rest."""
+        ...
+
+    def sum_of_squares(self, data: Encoded, num_values: int) -> float:
+        """Of the values that `decode` gives, as `kernels.norms` has it. Raises as `decode`."""
         ...
 
 
@@ -60,9 +67,24 @@ class InSteps:
         optimizers.divide(values, divisor, quotients)
         return self.encode(quotients, seed=seed)
 
-    def decode_and_square(self: VectorCodec, data: Encoded, out: NDArray[np.float32]) -> float:
-        self.decode(data, out)
-        return norms.sum_of_squares(out)
+    def encode_parts(
+        self: VectorCodec,
+        values: NDArray[np.float32],
+        divisor: np.float32,
+        *,
+        part_values: int,
+        seeds: Sequence[bytes],
+    ) -> list[memoryview]:
+        starts = range(0, len(seeds) * part_values, part_values)
+        return [
+            self.encode_quotients(values[start : start + part_values], divisor, seed=seed)
+            for start, seed in zip(starts, seeds, strict=True)
+        ]
+
+    def sum_of_squares(self: VectorCodec, data: Encoded, num_values: int) -> float:
+        values = empty_floats(num_values)
+        self.decode(data, values)
+        return norms.sum_of_squares(values)
 
 
 def aligned(data: Encoded, dtype: type[Scalar], offset: int, count: int) -> NDArray[Scalar]:
@@ -70,8 +92,12 @@ def aligned(data: Encoded, dtype: type[Scalar], offset: int, count: int) -> NDAr
 
     Always read-only, so that a kernel is compiled once, not again for bytes that may be written to.
     """
-    view = np.require(np.frombuffer(data, dtype=dtype, offset=offset, count=count), requirements="A")
-    view.flags.writeable = False
+    view = np.frombuffer(data, dtype=dtype, offset=offset, count=count)
+    flags = view.flags
+    if not flags.aligned:
+        view = view.copy()
+        flags = view.flags
+    flags.writeable = False
     return view
 
 
@@ -79,6 +105,12 @@ def seed_words(seed: bytes) -> NDArray[np.uint64]:
     """A seed's four words."""
     assert len(seed) == SEED_BYTES, f"seed of {len(seed)} bytes"
     return aligned(seed, np.uint64, 0, 4)
+
+
+def words_of_seeds(seeds: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Those of each, in a row."""
+    assert all(len(seed) == SEED_BYTES for seed in seeds), f"seeds of {[len(seed) for seed in seeds]} bytes"
+    return aligned(b"".join(seeds), np.uint64, 0, 4 * len(seeds)).reshape(len(seeds), 4)
 
 
 def check_length(data: Encoded, expected_bytes: int) -> None:

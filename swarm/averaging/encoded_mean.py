@@ -41,7 +41,8 @@ def mean_of_encoded(
 ) -> MeanOfEncoded:
     """The mean of (count of tokens, encoded vector), weighted by the counts, in the given order."""
     reader = _READERS[codec.name](codec, num_values, threads)
-    terms, left_out = _counted(reader, contributions)
+    left_out = reader.wrong([data for _, data in contributions])
+    terms = _weighted([one for place, one in enumerate(contributions) if place not in left_out])
     total = empty_floats(num_values)
     total.fill(0.0)
     for factor, data in terms:
@@ -61,27 +62,23 @@ def encoded_mean_of(
 ) -> tuple[memoryview, dict[int, RemoteError]]:
     """As `mean_of_encoded`, encoded again; where both codecs are int8, in one pass."""
     if isinstance(read, Int8Codec) and read is written:
-        terms, left_out = _counted(_READERS[read.name](read, num_values, threads), contributions)
-        factors = np.array([factor for factor, _ in terms], dtype=np.float32)
-        encoded = read.encode_sum([data for _, data in terms], factors, num_values, seed=seed, threads=threads)
-        return encoded, left_out
+        left_out, counted = dict[int, RemoteError](), contributions
+        terms = read.terms([data for _, data in counted], num_values)
+        if terms is None:
+            left_out = _Int8Reader(read, num_values, threads).wrong([data for _, data in contributions])
+            counted = [one for place, one in enumerate(contributions) if place not in left_out]
+            terms = read.terms([data for _, data in counted], num_values)
+            assert terms is not None
+        factors = np.array([factor for factor, _ in _weighted(counted)], dtype=np.float32)
+        return read.encode_sum(terms, factors, num_values, seed=seed, threads=threads), left_out
     found = mean_of_encoded(read, contributions, num_values=num_values, threads=threads)
     return written.encode(found.values, seed=seed), found.left_out
 
 
-def _counted(
-    reader: "_Reader", contributions: Sequence[tuple[int, Encoded]]
-) -> tuple[list[tuple[np.float32, Encoded]], dict[int, RemoteError]]:
-    """Factor and bytes of each that counts, and by its place what is wrong with each that does not."""
-    left_out = {}
-    for place, (_, data) in enumerate(contributions):
-        try:
-            reader.check(data)
-        except RemoteError as error:
-            left_out[place] = error
-    counted = [contribution for place, contribution in enumerate(contributions) if place not in left_out]
+def _weighted(counted: Sequence[tuple[int, Encoded]]) -> list[tuple[np.float32, Encoded]]:
+    """Each with its factor in the place of its tokens."""
     all_tokens = sum(tokens for tokens, _ in counted)
-    return [(np.float32(tokens / all_tokens), data) for tokens, data in counted], left_out
+    return [(np.float32(tokens / all_tokens), data) for tokens, data in counted]
 
 
 def check_encoded(codec: VectorCodec, data: Encoded, *, num_values: int) -> None:
@@ -99,6 +96,16 @@ class _Reader:
     def check(self, data: Encoded) -> None:
         """Raises RemoteError("malformed") for what `codec.decode` would refuse."""
         raise NotImplementedError
+
+    def wrong(self, bodies: Sequence[Encoded]) -> dict[int, RemoteError]:
+        """What `check` raises, by the place of each for which it does."""
+        found = {}
+        for place, data in enumerate(bodies):
+            try:
+                self.check(data)
+            except RemoteError as error:
+                found[place] = error
+        return found
 
     def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
         """total += vector * factor, for data that `check` has passed."""

@@ -4,6 +4,7 @@ It is the stage's gradient, parameters flattened. In a run of windows AdamW's mo
 it: the first ones in the same order and codec, then the second ones as means of rows and columns, in bf16.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import overload
 
@@ -13,9 +14,6 @@ from swarm.core.settings import PART_VALUES, AveragingCodecName, RunSettings
 from swarm.model.layout import ParameterLayout
 from swarm.optim.factored_moments import num_means
 
-LARGEST_PART_VALUES = 1 << 20
-PARTS_OF_A_REDUCER = 8
-"""Fewer, and a round's first and last part, for which others wait, would be too much of it."""
 CODEC_OF_MEANS: AveragingCodecName = "bf16"
 """Of second moments: their range is wide, and they are few."""
 
@@ -46,17 +44,9 @@ class Parts(Sequence[slice]):
 
     @classmethod
     def of(cls, settings: RunSettings, layout: ParameterLayout) -> "Parts":
-        """Those of a stage in a run: 2^18 values, or up to 2^20 where that leaves every peer some to reduce.
-
-        Each part costs every peer a signature, a digest and a place in messages; in a run for a few peers, whose links
-        may be fast, that was a sixth of a round.
-        """
-        num_values, wanted = layout.num_values, PARTS_OF_A_REDUCER * settings.limits.max_peers_per_stage
-        size = PART_VALUES
-        while size < LARGEST_PART_VALUES and -(-num_values // (2 * size)) >= wanted:
-            size *= 2
-        means = num_means(layout) if settings.has_windows else 0
-        return cls(num_values, size, settings.codecs.averaging, means=means)
+        """Those of a stage in a run."""
+        num_values, means = layout.num_values, num_means(layout) if settings.has_windows else 0
+        return cls(num_values, settings.part_values(num_values), settings.codecs.averaging, means=means)
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -71,6 +61,16 @@ class Parts(Sequence[slice]):
     def touching(self, where: slice) -> range:
         """Parts of the gradient that hold some of these values."""
         return range(where.start // self.part_values, -(-where.stop // self.part_values))
+
+    def runs(self, num_values: int) -> list[range]:
+        """All parts in order, at least one and no more than of so many values together, which follow each other."""
+        most = max(1, num_values // self.part_values)
+        starts = itertools.accumulate(map(len, (self.gradient, self.first, self.second)), initial=0)
+        return [
+            range(first, min(first + most, stop))
+            for start, stop in itertools.pairwise(starts)
+            for first in range(start, stop, most)
+        ]
 
     @property
     def moments(self) -> range:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
-from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -50,12 +50,24 @@ RESULT_BYTES: Mapping[str, float] = dict(BYTES_A_VALUE.items())
 CONTRIBUTION_BYTES: Mapping[str, float] = {**RESULT_BYTES, "topk": 1 / 8 + BYTES_A_VALUE["int4"] * 3 / 8}
 """Wire bytes of a value in a contribution: topk has a bit for each value and three eighths of them in int4."""
 KEPT_FOR_MESSAGES_BYTES = 128 << 20
-"""Memory of messages on their way and what they leave for later ones (`swarm.memory.kept_buffers`): what is to stay of
-them goes to disk at once."""
+"""Memory of messages on their way and what they leave for later ones (`swarm.memory.kept_buffers`), at most: what is to
+stay of them goes to disk at once."""
 
-ACTIVATION_VALUES = 20
-"""Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.
-(Korthikanti et al. 2022, "Reducing activation recomputation", count 17 for a plain MLP; the presets keep 19 to 20.)"""
+LIBRARIES_BYTES = 370 << 20
+"""Of a daemon that has loaded all that it computes with on a CPU, before it holds anything: a peer counts its own."""
+P2PD_BYTES = 48 << 20
+"""Of a p2pd and its guard, beside what each peer that it carries bulk for takes (`benchmarks.owner.carrier`)."""
+P2PD_BYTES_A_PEER = 1 << 20
+"""Buffers of a connection and of two streams on it, filled."""
+
+ACTIVATION_VALUES: Mapping[str, int] = {"host": 10, "device": 8}
+"""Values kept for backward for each hidden value of a token in a layer, of norms, projections and attention. On a
+device a norm is one kernel, which keeps less."""
+MLP_VALUES = 4
+"""Likewise for each value within a gated MLP: gate, its activation, up, and their product. (Korthikanti et al. 2022,
+"Reducing activation recomputation", count 17 in all for a plain MLP four times as wide.)"""
+LEAST_ACTIVATION_VALUES = 20
+"""In all: families whose MLP is narrow have wide heads, or more norms."""
 
 BACKWARD_SHARE = 1.4
 """Memory that a pass takes on a CPU while it lasts, over what it keeps: gradients of activations, and what forward
@@ -275,22 +287,26 @@ def stage_memory_bytes(
     rounded = settings.model.compute_dtype == "bf16"
     codec = settings.codecs.averaging
     kept = settings.audits.retained_versions + 1
+    is_last = stage == settings.model.num_stages - 1
     # A step's own contribution, and what the others sent to this peer to reduce.
     inputs = 2 * CONTRIBUTION_BYTES[codec] * settings.round_values * num_parameters
     outputs = RESULT_BYTES[codec] * settings.round_values * num_parameters
     items = {
+        "host.libraries": LIBRARIES_BYTES,
+        "host.p2pd": p2pd_bytes(settings.limits.max_peers_per_stage),
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
         f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
-        f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
+        f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode, on_device),
         f"{on_device}.gradients of activations": round(
-            _computed_activation_bytes(settings, hidden_size, stage, mode)
+            _computed_activation_bytes(settings, hidden_size, stage, mode, on_device)
             * (BACKWARD_SHARE if on_device == "host" else 1 / _num_layers(settings, stage))
         ),
-        "host.messages": min(KEPT_FOR_MESSAGES_BYTES, round(inputs + outputs)),
+        "host.messages": min(round(inputs + outputs), _message_bytes(settings, num_parameters)),
         f"disk.{KEPT_SNAPSHOTS} snapshots": KEPT_SNAPSHOTS * (weights + moments),
         "disk.results for late peers": round(settings.retained_results * outputs),
-        "disk.encoded parts of the last steps": round(kept * inputs + outputs),
+        # And what audits have of two contributions: as it came, and as it came out here.
+        "disk.encoded parts of the last steps": round((kept + settings.replays) * inputs + outputs),
     }
     # Whole before any of it is added to a sum. Where nothing is computed beside a step it has the memory that the step
     # has for the next version.
@@ -312,17 +328,20 @@ def stage_memory_bytes(
             settings
         )
         exhibits = settings.microbatches_of_one * settings.microbatch_tokens * token_bytes
-        items["disk.exhibits kept for audits"] = round(kept * exhibits)
+        items["disk.exhibits kept for audits"] = round((kept + 1) * exhibits)  # and those of what this peer audits
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
-        # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
+        # A claim, its replay and second moments, all of them decoded: after the replay, of whose sums and microbatch's
+        # gradient they have the memory.
         if window and steps_there:
             items["device.window of a replay"] = window
         if window:
             items["host.window of a replay"] = window + (0 if steps_there else weights)
         else:
             items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
-        items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
+        items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(
+            settings, hidden_size, stage, mode, on_device
+        )
     if settings.leaves_residual:
         items["host.residual"] = weights
     base = StageSize.of(num_parameters)
@@ -332,16 +351,23 @@ def stage_memory_bytes(
         items[f"{on_device}.largest matrix of the base made whole"] = MADE_WHOLE_BYTES * base.largest_frozen
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
+    elif rounded and settings.replays:  # in fp32 they are those that are mapped
+        items["host.weights of a replay"] = (1 + settings.averaging.delay) * weights // 2
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
         items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):
         embedding = FLOAT_BYTES * _model_vocabulary(settings) * hidden_size
         items[f"device.weights, {versions} versions"] = versions * (min(weights, embedding) if rounded else weights)
-    if stage is None or stage == settings.model.num_stages - 1:
+    if stage is None or is_last:
         vocabulary = max(settings.data.vocab_size, _model_vocabulary(settings))
         tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // vocabulary + 1)
         items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * vocabulary
     return items
+
+
+def p2pd_bytes(num_peers: int) -> int:
+    """Of a p2pd and its guard that carry bulk for so many peers."""
+    return P2PD_BYTES + P2PD_BYTES_A_PEER * num_peers
 
 
 def memory_of(
@@ -704,11 +730,14 @@ def flops_a_token(settings: RunSettings, stage: int, num_parameters: int, hidden
     )
 
 
-def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
+def _computed_activation_bytes(
+    settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode, on_device: str
+) -> int:
     """Of the samples that are computed at once."""
     value_bytes = FLOAT_BYTES if settings.model.compute_dtype == "fp32" else 2
     tokens = mode.samples_at_once * settings.data.sequence_length
-    return tokens * hidden_size * ACTIVATION_VALUES * _num_layers(settings, stage) * value_bytes
+    values = ACTIVATION_VALUES[on_device] * hidden_size + MLP_VALUES * _mlp_size(settings, hidden_size)
+    return tokens * max(LEAST_ACTIVATION_VALUES * hidden_size, values) * _num_layers(settings, stage) * value_bytes
 
 
 def _num_layers(settings: RunSettings, stage: int | None) -> int:
@@ -722,10 +751,34 @@ def _model_vocabulary(settings: RunSettings) -> int:
     return int(json.loads(settings.model.config_json).get("vocab_size", 0))
 
 
-def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
-    computed = _computed_activation_bytes(settings, hidden_size, stage, mode)
+def _mlp_size(settings: RunSettings, hidden_size: int) -> int:
+    """Values within the MLP of a layer, of all the experts that a token has."""
+    config = json.loads(settings.model.config_json)
+    names = ("moe_intermediate_size", "intermediate_size", "n_inner")
+    width = next((config[name] for name in names if config.get(name)), 4 * hidden_size)  # as GPT-2 has it
+    return int(width) * int(config.get("num_experts_per_tok") or 1)
+
+
+def _activation_bytes(
+    settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode, on_device: str
+) -> int:
+    computed = _computed_activation_bytes(settings, hidden_size, stage, mode, on_device)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
     # What a peer has begun waits for the later stages; where there are none, it is done at once.
     in_flight = settings.limits.max_in_flight if settings.model.num_stages > 1 else 1
-    # With recompute only inputs wait, and what is computed is there once.
-    return in_flight * inputs + computed if mode.recompute else in_flight * (inputs + computed)
+    has_later = stage is None or stage < settings.model.num_stages - 1
+    # With recompute, and at the last stage, only inputs wait, and what is computed is there once.
+    return in_flight * (inputs + computed) if has_later and not mode.recompute else in_flight * inputs + computed
+
+
+def _message_bytes(settings: RunSettings, num_parameters: int) -> int:
+    """Bodies that are received or worked on at a time, at most: what is whole goes to disk.
+
+    From each other member as much as a fast line has under way; a part of this peer's own, as floats and encoded; and
+    under a rule that looks at each contribution by itself, all of them to one part, as floats.
+    """
+    members = settings.limits.max_peers_per_stage
+    under_way = (members - 1) * LEAST_LANES * MESSAGE_BYTES
+    rows = 1 if settings.averaging.rule == "mean" else members
+    part = FLOAT_BYTES * settings.part_values(num_parameters)
+    return min(KEPT_FOR_MESSAGES_BYTES, under_way + (rows + 2) * part)

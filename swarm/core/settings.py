@@ -32,6 +32,9 @@ BYTES_A_VALUE: Mapping[AveragingCodecName, float] = {
 PART_VALUES = 1 << 18
 """A part is at least this many consecutive values of a stage's flattened parameters, whatever the codec; see
 `swarm.averaging.parts`."""
+LARGEST_PART_VALUES = 1 << 20
+PARTS_OF_A_REDUCER = 8
+"""Fewer, and a round's first and last part, for which others wait, would be too much of it."""
 
 RunName = Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")]
 Licence = Annotated[str, Matching(r"[ -~]{1,120}")]
@@ -570,6 +573,18 @@ class RunSettings(TrainingSettings):
             name: steps * getattr(self.optimizer, name) for name in ("warmup_steps", "decay_steps", "total_steps")
         }
         return replace(self.optimizer, **stretched)
+
+    def part_values(self, num_values: int) -> int:
+        """Values of a whole part of a stage that has so many: 2^18, or up to 2^20 where that leaves every peer some to
+        reduce.
+
+        Each part costs every peer a signature, a digest and a place in messages; in a run for a few peers, whose links
+        may be fast, that was a sixth of a round.
+        """
+        size, wanted = PART_VALUES, PARTS_OF_A_REDUCER * self.limits.max_peers_per_stage
+        while size < LARGEST_PART_VALUES and -(-num_values // (2 * size)) >= wanted:
+            size *= 2
+        return size
 
     @property
     def microbatches_of_one(self) -> int:

@@ -25,6 +25,8 @@ LEAST_WINDOW_BYTES = 4 * 1448
 LEAST_LANES, MOST_LANES = 2, 16
 """Transfers to one peer side by side. Who joins is sent as many by a donor as a member is: it has a member's share of
 the donor's line."""
+MESSAGE_BYTES = 4352 << 10
+"""A message of several parts of a round is no longer: four of 2^20 values in int8, two in bf16."""
 PIECE_BYTES = 1 << 20
 """What is longer goes in pieces of this length, each checked when it is there: what came is not fetched again."""
 EXACT_S_PER_VALUE = 32e-9

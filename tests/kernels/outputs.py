@@ -93,7 +93,7 @@ def _int8(threads: Threads) -> Named:
         good = int8_blocks.decode(scales, codes, out, threads=threads)
         yield f"int8 blocks decode {label}", [good, out, int8_blocks.is_valid(scales, codes)]
         int8_blocks.add_decoded(scales, codes, FACTOR, total, threads=threads)
-        square = int8_blocks.decode_and_square(scales, codes, out, threads=threads)
+        square = int8_blocks.sum_of_squares(scales, codes, threads=threads)
         assert square is not None
         yield f"int8 blocks summed {label}", [total, out, square]
         others = np.empty_like(scales), np.empty_like(codes)
@@ -101,7 +101,8 @@ def _int8(threads: Threads) -> Named:
         yield f"int8 blocks encode a quotient {label}", [good, *others]
         made = np.empty_like(scales), np.empty_like(codes)
         factors = np.array([0.3, 0.7], np.float32)
-        good = int8_blocks.encode_sum([(scales, codes), others], factors, SEED, *made, threads=threads)
+        terms = [np.concatenate([one.view(np.uint8) for one in term]) for term in ((scales, codes), others)]
+        good = int8_blocks.encode_sum(int8_blocks.Terms(terms), factors, SEED, *made, threads=threads)
         yield f"int8 blocks encode a sum {label}", [good, *made]
 
 

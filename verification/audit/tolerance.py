@@ -188,11 +188,11 @@ def compare(
             reason = f"{reason}; {extent:.1%} of it is off"
         return Comparison(grade, error, worst, accept, fraud, own_error, reason, extent)
 
-    if not np.isfinite(replayed).all():
+    if _num_broken(replayed):
         raise LocalError("replay holds values that are not finite: no claim can be held against it")
     if claimed.shape != replayed.shape:
         return graded(Grade.FRAUD, math.inf, math.inf, f"shape {claimed.shape}, replayed {replayed.shape}")
-    num_broken = claimed.size - int(np.isfinite(claimed).sum())
+    num_broken = _num_broken(claimed)
     if num_broken:
         return graded(Grade.FRAUD, math.inf, math.inf, f"{num_broken} of {claimed.size} values are not finite")
     error, worst = _errors(claimed, replayed, cells)
@@ -203,6 +203,12 @@ def compare(
     if measured <= accept:
         return graded(Grade.HONEST, error, worst, said)
     return graded(Grade.FRAUD if measured > fraud else Grade.SUSPICIOUS, error, worst, said)
+
+
+def _num_broken(tensor: Tensor) -> int:
+    """Values that are not finite."""
+    flat = tensor.reshape(-1)
+    return flat.size - sum(int(np.isfinite(flat[where]).sum()) for where in _chunks(flat.size))
 
 
 def fraud_bound(least: float, own_error: float | None, caution: float, *, convicting: float) -> float:

@@ -58,32 +58,36 @@ def compared_contribution(
     A part that nobody shows is empty, and taken to be as it should. `second` are the second moments of the version that
     the round starts from, or more; `seed` as `amplified` has it, `caution` as `compare`. Raises
     RemoteError("malformed"), and as `StageReplay.encoded_contribution`.
+
+    What is compared is decoded for as long as that takes: while a replay is made, its memory is there for that.
     """
     if len(claimed) != len(replayed):
         raise RemoteError("malformed", f"contribution of {len(claimed)} parts, not {len(replayed)}")
     claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
-    said, again = replay.decoded_contribution(claimed), replay.decoded_contribution(replayed)
-    step = exhibits[0].papers.birth.step
+    step, read = exhibits[0].papers.birth.step, replay.decoded_contribution
 
     def otherwise() -> Floats:
-        return replay.decoded_contribution(replay.encoded_contribution(exhibits, step))
+        return read(replay.encoded_contribution(exhibits, step))
 
     if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
         found = past_doubt(
-            lambda own: compared_window(replay, said, again, own, caution),
-            lambda: _errors_of_window(replay, otherwise(), again),
+            lambda own: compared_window(replay, read(claimed), read(replayed), own, caution),
+            lambda: _errors_of_window(replay, otherwise(), read(replayed)),
         )
         return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
     epsilon = replay.settings.optimizer.epsilon
-    moved = amplified(said, again, second, epsilon=epsilon, seed=seed)
+    moved = amplified(read(claimed), read(replayed), second, epsilon=epsilon, seed=seed)
 
     def own() -> Errors:
-        other = otherwise()
+        other, again = otherwise(), read(replayed)
         return relative_error(other, again), amplified(other, again, second, epsilon=epsilon).measured
 
     bounds = contribution_bounds(replay.settings)
-    found = past_doubt(lambda errors: compared_gradient(said, again, moved, bounds, own=errors, caution=caution), own)
-    wrong, untouched = replay.untouched_values(exhibits, said)
+    found = past_doubt(
+        lambda errors: compared_gradient(read(claimed), read(replayed), moved, bounds, own=errors, caution=caution),
+        own,
+    )
+    wrong, untouched = replay.untouched_values(exhibits, read(claimed))
     if wrong:
         reason = f"{wrong} of {untouched} values that no token of the work touches are not zero"
         found = _worse(found, Grade.FRAUD, reason, wrong / untouched)

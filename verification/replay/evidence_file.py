@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from swarm.averaging.parts import LARGEST_PART_VALUES
 from swarm.checkpoint.transfer import MAX_STATE_BYTES_PER_VALUE
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Either
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.record import Record
-from swarm.core.settings import RunSettings
+from swarm.core.settings import LARGEST_PART_VALUES, RunSettings
 from swarm.disk.mapped_file import mapped
 from swarm.host_protocol import max_exhibit_bytes
 from swarm.manifest.signed_run import MAX_SIGNED_RUN_BYTES, SignedRun

@@ -247,9 +247,11 @@ class StageReplay:
         """
         return self.decoded_contribution(self.encoded_contribution(exhibits, step))
 
-    def encoded_contribution(self, exhibits: Sequence[Exhibit], step: Step) -> list[memoryview]:
+    def encoded_contribution(
+        self, exhibits: Sequence[Exhibit], step: Step, *, keep: Callable[[memoryview], memoryview] | None = None
+    ) -> list[memoryview]:
         """The parts of what the exhibits' peer must have contributed to `step`, as they come out here: to the bit the
-        peer's own only if it computes as this machine does.
+        peer's own only if it computes as this machine does. Each goes where `keep` puts it; None: it stays in memory.
 
         `exhibits` are of every entry of the contribution, and have passed `check` and `check_work`. Raises as
         `microbatch`, and LocalError for codecs whose contributions also hold what their maker owed from before.
@@ -273,9 +275,10 @@ class StageReplay:
             codec = self.parts.contribution_codec(part)
             try:
                 if window is not None:
-                    parts.append(codec.encode(window.values(where), seed=seed))
+                    made = codec.encode(window.values(where), seed=seed)
                 else:
-                    parts.append(codec.encode_quotients(*gradient.quotient_of(where), seed=seed))
+                    made = codec.encode_quotients(*gradient.quotient_of(where), seed=seed)
+                parts.append(made if keep is None else keep(made))
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts

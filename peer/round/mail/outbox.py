@@ -22,11 +22,9 @@ from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
-from swarm.core.transfers import LEAST_LANES, MOST_LANES, lanes_of
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of
 from verification.round.papers import Bytes
 
-MESSAGE_BYTES = 4352 << 10
-"""A message of several parcels is no longer: four parts of 2^20 values in int8, two in bf16."""
 SHORTEST_BYTES = 16 << 10
 MESSAGE_S = 0.1
 """How long a message should take."""

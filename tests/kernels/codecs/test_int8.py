@@ -84,7 +84,8 @@ def test_fused_decoders_equal_the_separate_steps_when_blocks_and_runs_are_cut(si
     decoded, total = np.empty(size, dtype=np.float32), exact_floats("total", size)
     total[::5] = -0.0
     sums = total.copy()
-    assert int8_blocks.decode_and_square(scales, codes, decoded) == norms.sum_of_squares(decoded)
+    assert int8_blocks.decode(scales, codes, decoded)
+    assert int8_blocks.sum_of_squares(scales, codes) == norms.sum_of_squares(decoded)
     assert decoded.tobytes() == reference.decode_int8_blocks(scales, codes).tobytes()
     int8_blocks.add_decoded(scales, codes, np.float32(0.3), sums)
     assert sums.tobytes() == (total + decoded * np.float32(0.3)).tobytes()
@@ -107,7 +108,13 @@ def test_fused_encoders_equal_the_separate_steps_when_blocks_and_tiles_are_cut(s
         int8_blocks.add_decoded(*terms[-1], factors[number], total)
     formats.flush_in_place(total.view(np.int32))
     made = np.empty_like(terms[0][0]), np.empty_like(terms[0][1])
-    assert int8_blocks.encode_sum(terms, factors, SEED, *made)
+    whole = [np.concatenate([scales.view(np.uint8), codes.view(np.uint8)]) for scales, codes in terms]
+    held = int8_blocks.Terms(whole)
+    assert int8_blocks.encode_sum(held, factors, SEED, *made)
+    assert held.are_valid(size).tolist() == [True] * num_terms
+    if size:
+        whole[-1][-1] = 0x80  # a code that no encoder writes
+        assert held.are_valid(size).tolist() == [True] * (num_terms - 1) + [False]
     for array, wanted in zip(made, encoded(total), strict=True):
         np.testing.assert_array_equal(array, wanted)
 
@@ -133,7 +140,7 @@ def test_what_no_encoder_writes_is_refused_when_decoded(scale: int, code: int) -
     scales[2], codes[299] = scale, code
     assert not int8_blocks.is_valid(scales, codes)
     assert not int8_blocks.decode(scales, codes, out)
-    assert int8_blocks.decode_and_square(scales, codes, out) is None
+    assert int8_blocks.sum_of_squares(scales, codes) is None
 
 
 def test_rounding_is_unbiased_when_averaged_over_seeds() -> None:

@@ -12,12 +12,12 @@ from benchmarks.owner import memory
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.line import Line, Meter, Taker
 from peer.owner.limits import GIB, VolunteerSettings, used_bytes
-from peer.owner.room import P2PD_BYTES, SETTLE_S, Room
+from peer.owner.room import SETTLE_S, Room
 from peer.sim import TinyRun
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
-from swarm.core.plan import HEADERS
+from swarm.core.plan import HEADERS, p2pd_bytes
 from swarm.core.settings import BatchSettings
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -34,6 +34,9 @@ def volunteer(folder: Path) -> VolunteerSettings:
 ONE, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))
 
 
+P2PD_BYTES = p2pd_bytes(1)
+
+
 def room(folder: Path, memory_bytes: int | None = None, disk_bytes: int | None = None, num_p2pd: int = 1) -> Room:
     return Room(folder, memory_bytes=memory_bytes, disk_bytes=disk_bytes, num_p2pd=num_p2pd)
 
@@ -44,8 +47,11 @@ def test_a_stage_that_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> No
 
 
 def test_a_stage_that_fits_is_taken(tmp_path: Path) -> None:
+    items = {"host.libraries": 1 << 40, "host.p2pd": P2PD_BYTES, "host.weights": 1 << 20}
     allowed = used_bytes() + P2PD_BYTES + (8 << 20)
-    room(tmp_path, allowed).take(ONE, 0, {"host.weights": 1 << 20}, volunteer(tmp_path))
+    room(tmp_path, allowed).take(ONE, 0, items, volunteer(tmp_path))
+    with pytest.raises(SettingsError, match=r"p2pd 0\.10 GiB"):
+        room(tmp_path, allowed, num_p2pd=2).take(ONE, 0, items, volunteer(tmp_path))
 
 
 def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +68,7 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypa
     ]
 
     def chosen(left: int) -> ComputeMode:
-        for_one = room(tmp_path, (1 << 28) + P2PD_BYTES + (left << 26))
+        for_one = room(tmp_path, (1 << 28) + (left << 26))
         items = {mode: {"host.activations": size} for mode, size in sizes.items()}
         return for_one.first_that_fits(ONE, 0, sizes, items.__getitem__, volunteer(tmp_path))
 
@@ -86,7 +92,13 @@ def test_peers_of_a_daemon_are_fitted_in_beside_each_other(tmp_path: Path, monke
     monkeypatch.setattr("peer.owner.room.own_bytes", lambda: held[0])
     monkeypatch.setattr("peer.owner.room.started_bytes", lambda: 0)
     of_two = room(tmp_path, (1 << 28) + 2 * P2PD_BYTES + GIB, GIB, num_p2pd=2)
-    needs = {"host.weights": GIB // 2, "host.frozen base": GIB // 8, "disk.the run's tokens": GIB // 2}
+    needs = {
+        "host.libraries": 1 << 40,
+        "host.p2pd": P2PD_BYTES,
+        "host.weights": GIB // 2,
+        "host.frozen base": GIB // 8,
+        "disk.the run's tokens": GIB // 2,
+    }
     of_two.take(ONE, 0, needs, volunteer(tmp_path))
     held[0] += GIB // 4
     with pytest.raises(SettingsError, match=r"libraries 0\.25 GiB; .*weights 0\.50 GiB; .*the other peers 0\.62 GiB"):
@@ -216,4 +228,4 @@ def test_peers_under_load_hold_no_more_than_they_reckoned(tmp_path: Path, row: s
     for peer in memory.measure(memory.options_of([]), tmp_path, memory.ROWS[row]).peers:
         reckoned, items = peer.reckoned()
         assert peer.all_bytes <= memory.BAR * reckoned, f"{peer.all_bytes / GIB:.3f} GiB: {items}"
-        assert peer.p2pd_bytes <= P2PD_BYTES
+        assert peer.p2pd_bytes <= p2pd_bytes(memory.PEERS)

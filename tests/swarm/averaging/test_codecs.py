@@ -182,6 +182,19 @@ def test_parts_touching_a_range_are_those_that_hold_some_of_it() -> None:
         assert list(cut.touching(where)) == held
 
 
+@pytest.mark.parametrize("num_values", [1, PART_VALUES, 4 * PART_VALUES])
+def test_runs_of_parts_are_of_values_that_follow_each_other(num_values: int) -> None:
+    cut = Parts(5 * PART_VALUES + 3, PART_VALUES, means=9)
+    runs = cut.runs(num_values)
+    assert [part for run in runs for part in run] == list(range(len(cut)))
+    for run in runs:
+        assert all(cut[part].stop == cut[part + 1].start for part in run[:-1])
+        assert {cut.codec_name(part) for part in run} == {cut.codec_name(run[0])}
+        assert all(cut.size(part) == PART_VALUES for part in run[:-1])
+        assert len(run) == 1 or sum(map(cut.size, run)) <= num_values
+    assert len(runs) == (2 * 6 + 1 if num_values < 4 * PART_VALUES else 2 * 2 + 1)
+
+
 def test_parts_are_larger_in_a_stage_where_every_peer_keeps_eight_of_them() -> None:
     def values_of(num_values: int, most_peers: int) -> int:
         settings = small_settings(limits=LimitSettings(max_peers_per_stage=most_peers))

@@ -37,15 +37,17 @@ def test_what_is_done_in_one_pass_gives_the_bits_of_its_steps(name: AveragingCod
     values, seed = exact_floats("sum", size) * exact_scales("scales", size), bytes(range(32))
     divisor = np.float32(3072.0)
     assert codec.encode_quotients(values, divisor, seed=seed) == codec.encode(values / divisor, seed=seed)
+    part_values, seeds = max(1, size // 3), [bytes([number] * 32) for number in range(-(-size // max(1, size // 3)))]
+    for number, part in enumerate(codec.encode_parts(values, divisor, part_values=part_values, seeds=seeds)):
+        here = values[number * part_values : (number + 1) * part_values]
+        assert part == codec.encode(here / divisor, seed=seeds[number])
     encoded = [codec.encode(exact_floats(f"member {member}", size), seed=seed) for member in range(3)]
-    one, other = np.empty(size, np.float32), np.empty(size, np.float32)
-    squares = codec.decode_and_square(encoded[0], one)
-    codec.decode(encoded[0], other)
-    assert one.tobytes() == other.tobytes()
-    assert squares == sum_of_squares(other)
+    decoded = np.empty(size, np.float32)
+    codec.decode(encoded[0], decoded)
+    assert codec.sum_of_squares(encoded[0], size) == sum_of_squares(decoded)
     nonsense = bytearray(b"\xff" * len(encoded[0]))
     with pytest.raises(RemoteError):
-        codec.decode_and_square(nonsense, one)
+        codec.sum_of_squares(nonsense, size)
     for given in ((5, encoded[0]), (1, nonsense), (1, encoded[1]), (30, encoded[2])), ((1, nonsense),), ():
         body, left_out = encoded_mean_of(codec, written, given, num_values=size, seed=seed)
         plain = mean_of_encoded(codec, given, num_values=size)

@@ -18,7 +18,9 @@ from swarm.core.plan import (
     CONTRIBUTION_BYTES,
     EXACT_NS,
     HEADERS,
+    KEPT_FOR_MESSAGES_BYTES,
     LINK_SHARE,
+    P2PD_BYTES_A_PEER,
     RESULT_BYTES,
     ROUND_TRIPS,
     Assumptions,
@@ -34,8 +36,10 @@ from swarm.core.plan import (
 )
 from swarm.core.planning.verdict import Verdict, verdict_on
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
+from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 
@@ -104,7 +108,7 @@ def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> Non
 def test_memory_is_so_many_bytes_a_parameter(tables: str, expected: float) -> None:
     """Of the stage's parameters: activations, exhibits and messages do not grow with them."""
     items = stage_memory_bytes(_settings(tables), 10**9, 128, "cpu")
-    other = ("activations", "logits", "exhibits", "messages")
+    other = ("activations", "logits", "exhibits", "messages", "libraries", "p2pd")
     grows = {name: size for name, size in items.items() if not any(word in name for word in other)}
     assert total_bytes(grows, "host") / 10**9 == pytest.approx(expected, abs=0.2)
     assert total_bytes(items, "device") == 0
@@ -130,6 +134,10 @@ def test_under_bf16_matrices_are_kept_rounded_beside_the_host_s_weights() -> Non
     assert on_cpu["host.weights in bf16, 2 versions"] == on_gpu["device.weights in bf16, 2 versions"] == 4_000
     assert "device.weights, 2 versions" not in on_gpu
     assert on_cpu["host.weights, 2 versions"] == on_gpu["host.weights, 2 versions"] == 8_000
+    strangers = replace(rounded, trust="public")
+    assert stage_memory_bytes(strangers, 1000, 128, "cpu", stage=1)["host.weights of a replay"] == 2_000
+    in_full = replace(_settings(), trust="public")
+    assert "host.weights of a replay" not in stage_memory_bytes(in_full, 1000, 128, "cpu", stage=1)
 
 
 def test_memory_follows_the_settings_that_decide_it() -> None:
@@ -148,8 +156,39 @@ def test_memory_follows_the_settings_that_decide_it() -> None:
     assert item(extrapolate, "host.weights, 3 versions") == 12_000
 
 
-def test_activations_are_what_autograd_keeps() -> None:
+def test_the_last_stage_holds_inputs_alone_of_what_waits() -> None:
+    in_flight = "host.activations in flight"
+    for text, stages in (("", 2), ("[model]\nstages = 1", 1)):
+        settings = _settings(text)
+        found = [stage_memory_bytes(settings, 1000, 128, "cpu", stage=stage)[in_flight] for stage in range(stages)]
+        computed = stage_memory_bytes(settings, 1000, 128, "cpu", stage=0)["host.gradients of activations"] / 1.4
+        waits = settings.limits.max_in_flight if stages > 1 else 1
+        inputs = waits * settings.microbatch_tokens * 128 * 4
+        assert found[-1] == pytest.approx(inputs + computed, rel=1e-3)
+        assert found[0] == pytest.approx(inputs + waits * computed, rel=1e-3)
+
+
+def test_messages_and_p2pd_grow_with_the_members_that_a_stage_may_have() -> None:
+    def items(members: int, rule: str) -> dict[str, int]:
+        text = f"[limits]\nmax_peers_per_stage = {members}\n[averaging]\nrule = '{rule}'\n"
+        return stage_memory_bytes(_settings(text), 10**9, 128, "cpu")
+
+    part = 4 << 20  # of 2^20 values, as all are here but those of a stage of 64
+    alone, two = items(1, "mean"), items(2, "mean")
+    assert alone["host.messages"] == 3 * part
+    assert two["host.messages"] - alone["host.messages"] == LEAST_LANES * MESSAGE_BYTES
+    assert items(2, "median")["host.messages"] - two["host.messages"] == part
+    assert items(64, "median")["host.messages"] == KEPT_FOR_MESSAGES_BYTES
+    assert two["host.p2pd"] - alone["host.p2pd"] == P2PD_BYTES_A_PEER
+    few = stage_memory_bytes(_settings(), 1000, 128, "cpu")["host.messages"]
+    assert few < 4000, "no more than there is to send"
+
+
+@pytest.mark.parametrize("mlp_size", [256, 384, 512])
+def test_activations_are_what_autograd_keeps(mlp_size: int) -> None:
     settings = _settings("[model]\nstages = 1\n[limits]\nmax_in_flight = 1")
+    config = json.loads(settings.model.config_json) | {"intermediate_size": mlp_size}
+    settings = replace(settings, model=replace(settings.model, config_json=canonical_config_json(config)))
     model = StageModel(settings.model, 0)
     weights = model.weights(next(initial_weights(settings.model, 0, None)))
     own = {parameter.untyped_storage().data_ptr() for parameter in weights.stack.parameters()}

@@ -12,7 +12,6 @@ from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.mail.outbox import (
     LEAST_SHARE,
-    MESSAGE_BYTES,
     SHORTEST_BYTES,
     UNSURE_BYTES,
     Meter,
@@ -22,7 +21,7 @@ from peer.round.mail.outbox import (
     Turns,
 )
 from swarm.core.ids import PeerId
-from swarm.core.transfers import LEAST_LANES, MOST_LANES
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES
 
 SHORT_BYTES = 256 << 10
 LEAST_BYTES = SHORT_BYTES // LEAST_SHARE
