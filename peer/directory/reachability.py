@@ -166,7 +166,7 @@ class Reachability:
         offers = await self._offers_of_volunteers()
         try:
             offers.insert(0, await self._offer_of_host())
-        except TransientError as error:
+        except (TransientError, RemoteError) as error:
             silent = error
         for offer in offers:
             try:

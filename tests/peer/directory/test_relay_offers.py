@@ -10,7 +10,7 @@ import pytest
 from peer.directory.neighbours import Neighbours
 from peer.directory.reachability import MAX_RELAYS_TRIED, Reach, Reachability
 from swarm.core.canonical import Value
-from swarm.core.errors import TransientError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import MAX_RELAY_ADDRESSES, RelayOffer, relay_topic
 from swarm.identity.key import Identity
@@ -118,17 +118,22 @@ def test_a_refusal_is_the_hosts_and_acts_on_no_terminal() -> None:
     """Why a peer has no relay is told in its owner's status."""
 
     class Refused(Hidden):
+        refusal = "not now"
+
         async def call(self, *args: Any, **more: Any) -> Message:
-            return Message(RelayOffer(refusal=f"{CLEARS}not now").to_value())
+            return Message(RelayOffer(refusal=self.refusal).to_value())
 
     async def scenario() -> None:
-        network = MemoryNetwork(random.Random(0))
+        network, transport = MemoryNetwork(random.Random(0)), Refused()
         offer: dict[str, Value] = {"peer_id": None, "addresses": [], "refusal": "nobody asked", "carries_bulk": True}
         await network.directory(RELAY).publish(relay_topic(HOST.peer_id), offer, ttl_s=100.0)
-        reach = reachability(Refused(), network)
+        reach = reachability(transport, network)
         await reach._take_place()
         assert "not now" in reach.why
         assert "nobody asked" not in reach.why
+        transport.refusal = f"{CLEARS}not now"
+        with pytest.raises(RemoteError, match=r"relay offer\.refusal is str of 11"):
+            await reach._take_place()
         assert reach.why.isprintable()
 
     asyncio.run(scenario())
