@@ -11,7 +11,9 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import SEED_BYTES
+from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.error_feedback import Residual
+from swarm.averaging.reduce import reduce_part
 from swarm.core.settings import RunSettings
 from swarm.model.layout import ParameterLayout
 from swarm.optim.carried_moments import CarriedMoments
@@ -34,13 +36,19 @@ def rehearse(settings: RunSettings) -> None:
     values = gradient.take_mean()
     averaging = settings.codecs.averaging
     for codec in (vector_codec(averaging), result_codec(averaging)):
-        codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), np.empty_like(values))
+        body = codec.encode(values, seed=bytes(SEED_BYTES))
+        codec.decode(body, np.empty_like(values))
+        check_encoded(codec, body, num_values=values.size)
+        codec.sum_of_squares(body, values.size)
     if settings.leaves_residual:
         whole, seed = slice(0, values.size), bytes(SEED_BYTES)
         Residual(values.size).encode(values.__getitem__, vector_codec(averaging), parts=[whole], seeds=[seed])
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
         aggregate(contributions, [1] * len(contributions), rule=settings.averaging.reduction, norm_cap=1.0)
+    said = vector_codec(averaging).encode_quotients(values, np.float32(3.0), seed=bytes(SEED_BYTES))
+    rule = settings.averaging.reduction
+    reduce_part("all", averaging, values.size, [(1, said)], rule=rule, norm_cap=None, seed=bytes(SEED_BYTES))
     _rehearse_steps(settings, values)
     if settings.has_windows:
         _rehearse_window(settings, values)
