@@ -11,7 +11,7 @@ import pytest
 from benchmarks.owner import memory
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.line import Line, Meter, Taker
-from peer.owner.limits import GIB, VolunteerSettings, used_bytes
+from peer.owner.limits import GIB, VolunteerSettings, own_bytes, used_bytes
 from peer.owner.room import SETTLE_S, Room
 from peer.sim import TinyRun
 from swarm.core.errors import SettingsError
@@ -46,9 +46,10 @@ def test_a_stage_that_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> No
         room(tmp_path, used_bytes() + GIB // 2).take(ONE, 0, {"host.weights": GIB}, volunteer(tmp_path))
 
 
-def test_a_stage_that_fits_is_taken(tmp_path: Path) -> None:
+def test_a_stage_that_fits_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.owner.room.started_bytes", lambda: 0)
     items = {"host.libraries": 1 << 40, "host.p2pd": P2PD_BYTES, "host.weights": 1 << 20}
-    allowed = used_bytes() + P2PD_BYTES + (8 << 20)
+    allowed = own_bytes() + P2PD_BYTES + (8 << 20)
     room(tmp_path, allowed).take(ONE, 0, items, volunteer(tmp_path))
     with pytest.raises(SettingsError, match=r"p2pd 0\.10 GiB"):
         room(tmp_path, allowed, num_p2pd=2).take(ONE, 0, items, volunteer(tmp_path))

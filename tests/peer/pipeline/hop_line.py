@@ -100,7 +100,8 @@ class LinePeer:
         settings, self.stage, self.replica = line.settings, stage, replica
         self.peer_id = identity.peer_id
         self.identity = identity
-        self.transport = LimitedTransport(line.network.transport(identity), Line())
+        self.line = Line()
+        self.transport = LimitedTransport(line.network.transport(identity), self.line)
         self.thread = CountingThread(f"stage {stage}")
         self.gate = Still()
         self.violations: list[ProtocolViolation] = []

@@ -28,6 +28,12 @@ async def refused(swarm: InProcessSwarm, sender: PeerId, report: StepReport, *, 
     assert error.value.kind == kind
 
 
+def said_by(identity: Identity, report: StepReport) -> StepReport:
+    """The same, with that peer's word on its audits."""
+    audits = replace(report.audits, auditor=identity.peer_id, stage=report.stage, version=report.version)
+    return replace(report, audits=audits.signed_by(identity))
+
+
 def test_reports_that_are_no_members_or_come_again_change_nothing(tmp_path: Path) -> None:
     manifest = manifest_of(
         run={"trust": "public"}, optimizer={"total_steps": STEPS}, checkpoint={"every_steps": 1, "snapshot_every": 1}
@@ -39,7 +45,7 @@ def test_reports_that_are_no_members_or_come_again_change_nothing(tmp_path: Path
             wish = Message({"stage": 0, "chain_end": bytes(32), "voucher": None})
             await outsider.call(swarm.run.host_key.peer_id, ADMIT, wish, timeout_s=5.0, max_body_bytes=0)
             before = await swarm.finished()
-            progress, member = swarm.host.progress, swarm.peers[0].peer_id
+            progress, member, key = swarm.host.progress, swarm.peers[0].peer_id, swarm.peers[0].identity
             assert before["steps"] == STEPS
             assert all(len(replicas) == 1 for replicas in before["state_digests"].values())
             report = progress.peers[member].last
@@ -50,11 +56,11 @@ def test_reports_that_are_no_members_or_come_again_change_nothing(tmp_path: Path
             stranger = Identity.generate().peer_id
             await refused(swarm, stranger, lie, kind="standing")
             assert stranger not in progress.peers
-            await told(swarm, OUTSIDER.peer_id, lie)  # anybody is admitted here, to probation
+            await told(swarm, OUTSIDER.peer_id, said_by(OUTSIDER, lie))  # anybody is admitted here, to probation
             await told(swarm, member, report)  # again: its answer was lost
-            await refused(swarm, member, replace(report, stage=1), kind="standing")
+            await refused(swarm, member, said_by(key, replace(report, stage=1)), kind="standing")
             for version in (0, STEPS + 1, 1 << 40):
-                await refused(swarm, member, replace(lie, version=version), kind="protocol")
+                await refused(swarm, member, said_by(key, replace(lie, version=version)), kind="protocol")
 
             after = swarm.host.report()
             for figure in ("loss", "state_digests", "round_bytes", "stale_share", "overlap"):

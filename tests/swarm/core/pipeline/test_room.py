@@ -48,7 +48,7 @@ def test_a_peer_reckons_with_its_owners_uplink(monkeypatch: pytest.MonkeyPatch) 
     async def main() -> int:
         async with hop_line() as line:
             for peer in (peer for stage in line.peers for peer in stage):
-                peer.transport.set_rates(upload_mbit=8.0, download_mbit=None)  # 1 MB/s
+                peer.line.set_rates(upload_mbit=8.0, download_mbit=None)  # 1 MB/s
             await line.send(0)
             tensors = line.peers[1][0].work.stage_pass.tensors
             return tensors.codec.encoded_bytes(tensors.shape)
