@@ -24,20 +24,24 @@ def _left_by_groups(own_groups: Path, groups: Path) -> Iterator[int]:
         for line in own_groups.read_text().splitlines():
             _, controllers, place = line.split(":", 2)
             if not controllers:
-                yield from _left(groups, place, "memory.max", "memory.current", "inactive_file")
+                yield from _left(groups, place, "memory.max", "memory.current", "(in)?active_file")
             elif "memory" in controllers.split(","):
-                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_(in)?active_file"
                 yield from _left(groups / "memory", place, *names)
 
 
 def _left(root: Path, place: str, limit: str, used: str, of_files: str) -> Iterator[int]:
-    """By the group at the place and each above it; in a container its own is the root."""
+    """By the group at the place and each above it; in a container its own is the root.
+
+    `of_files`: names in its statistics. Files that were read twice are active, and given back all the same, as the
+    system counts what is available: a peer that has mapped a base, and comes back, would never fit in again.
+    """
     own = root / place.strip("/")
     for group in (own, *own.parents) if own.is_dir() else (root,):
         with contextlib.suppress(OSError, ValueError):  # the root has no limit, "max" is none
             most = int((group / limit).read_text())
-            given_back = re.search(rf"^{of_files} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
-            held = int((group / used).read_text()) - (int(given_back[1]) if given_back else 0)
+            given_back = re.finditer(rf"^{of_files} (?P<size>\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            held = int((group / used).read_text()) - sum(int(found["size"]) for found in given_back)
             yield max(0, most - held)
         if group == root:
             return

@@ -6,8 +6,9 @@ encoded on the host.
 
 import logging
 import subprocess
+import threading
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Wire:
         self.codec: ActivationCodec = activation_codec(name)
         self._link = link
         there = name not in ("fp32", "int4h")  # of these there are no kernels for devices
-        self._is_there = link.device.type != "cpu" and there and _has_kernels(link.device.type)
+        self._is_there = link.device.type != "cpu" and there and _has_kernels(link.device)
 
     def encoded(self, tensor_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for values that are not finite or not below 2^126."""
@@ -75,22 +76,41 @@ class Wire:
         return found
 
 
-@cache
-def _has_kernels(device_type: str) -> bool:
-    """CUDA's are written in Triton, which may be missing, and which compiles what starts them by a C compiler."""
-    if device_type != "cuda":
+_ASKING = threading.Lock()
+"""Of two peers in a process one asks after the other: an operator is given a kernel once."""
+_KERNELS_ON = dict[torch.device, bool]()
+"""What was found, by device."""
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """CUDA's are written in Triton, which may be missing, and which compiles what starts them by a C compiler.
+
+    No other GPU is touched: it may be full, or not be for this program.
+    """
+    if device.type != "cuda":
         return True
+    with _ASKING:
+        if device not in _KERNELS_ON:
+            is_first = not any(_KERNELS_ON.values())
+            _KERNELS_ON[device] = _starts_kernels(device)
+            if is_first and _KERNELS_ON[device]:
+                from kernels.gpu import activations
+
+                _OPERATORS.impl("encoded", activations.encoded, "CUDA")
+                _OPERATORS.impl("decoded", activations.decoded, "CUDA")
+        return _KERNELS_ON[device]
+
+
+def _starts_kernels(device: torch.device) -> bool:
     try:
         from kernels.gpu import activations
 
-        activations.decoded(activations.encoded(torch.zeros(1, 64, device="cuda"), "bf16")[:128], "bf16", 1, 64)
+        activations.decoded(activations.encoded(torch.zeros(1, 64, device=device), "bf16")[:128], "bf16", 1, 64)
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning(
             "activations are encoded on the CPU, for Triton does not work here (%s); `swarm doctor` tells more", error
         )
         return False
-    _OPERATORS.impl("encoded", activations.encoded, "CUDA")
-    _OPERATORS.impl("decoded", activations.decoded, "CUDA")
     return True
 
 

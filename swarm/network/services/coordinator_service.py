@@ -151,8 +151,12 @@ class _Servicer:
         try:
             async with contextlib.aclosing(self._answers.download(_parsed(pb.DownloadRequest, data))) as pieces:
                 async for piece in pieces:
-                    async with asyncio.timeout(limits.write_s):
-                        await context.write(piece.SerializeToString())
+                    try:
+                        async with asyncio.timeout(limits.write_s):
+                            await context.write(piece.SerializeToString())
+                    except TimeoutError:
+                        slow = f"a piece was not taken within {limits.write_s:g} s; go on from where it broke off"
+                        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, slow)
         except (RemoteError, TransientError, LocalError) as error:
             await _refuse(context, error)
         finally:

@@ -51,8 +51,22 @@ def test_a_device_encodes_and_decodes_the_bytes_of_the_host(
     assert torch.equal(link.fetch(decoded), here.decoded(body, shape))
 
 
+@pytest.fixture
+def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Where a tensor was made to look for kernels there."""
+    looked: list[torch.device] = []
+
+    def zeros(*shape: int, device: torch.device) -> torch.Tensor:
+        looked.append(device)
+        return torch.ones(shape)
+
+    monkeypatch.setattr("swarm.model.wire.torch.zeros", zeros)
+    monkeypatch.setattr("swarm.model.wire._KERNELS_ON", {})
+    return looked
+
+
 def test_where_triton_compiles_nothing_the_host_encodes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nothing_asked: list[torch.device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a machine without a C compiler, where its first launch fails."""
 
@@ -60,15 +74,25 @@ def test_where_triton_compiles_nothing_the_host_encodes(
         raise RuntimeError("Failed to find C compiler")
 
     stub = SimpleNamespace(encoded=fails, decoded=fails)
-    monkeypatch.setattr("swarm.model.wire.torch.zeros", lambda *shape, device: torch.ones(shape))
     monkeypatch.setitem(sys.modules, "kernels.gpu.activations", stub)
     monkeypatch.setattr("kernels.gpu.activations", stub, raising=False)
-    wire._has_kernels.cache_clear()
-    try:
-        assert not wire._has_kernels("cuda")
-    finally:
-        wire._has_kernels.cache_clear()
+    assert not wire._has_kernels(torch.device("cuda:0"))
     assert "encoded on the CPU, for Triton does not work here (Failed to find C compiler)" in caplog.text
+
+
+def test_a_peer_looks_for_kernels_on_its_own_gpu_and_they_are_given_once(
+    nothing_asked: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first GPU may be full, or not be its owner's to give; and of two peers each has one of its own."""
+    stub = SimpleNamespace(encoded=lambda rows_TD, codec: torch.ones(129), decoded=lambda *asked: None)
+    given: list[str] = []
+    monkeypatch.setitem(sys.modules, "kernels.gpu.activations", stub)
+    monkeypatch.setattr("kernels.gpu.activations", stub, raising=False)
+    monkeypatch.setattr("swarm.model.wire._OPERATORS", SimpleNamespace(impl=lambda name, *_: given.append(name)))
+    numbers = [torch.device(f"cuda:{number}") for number in (2, 1, 2)]
+    assert all(map(wire._has_kernels, numbers))
+    assert nothing_asked == numbers[:2]
+    assert given == ["encoded", "decoded"]
 
 
 @on_other_devices
