@@ -9,9 +9,9 @@ from swarm.core.ids import PeerId
 KINDS = frozenset(
     {
         *("amended", "anchor", "banned", "certificate", "debt", "digest", "draw", "equivocation", "evidence", "exam"),
-        *("expired", "fork", "gone", "layout", "malformed", "over", "papers", "plea", "protocol", "run_id", "run_key"),
-        *("served", "signature", "standing", "state", "ticket", "too_large", "too_many", "transient", "unknown"),
-        *("unseen", "verdict", "voucher", "withdrawn"),
+        *("expired", "fork", "gone", "layout", "malformed", "not-finite", "over", "papers", "plea", "protocol"),
+        *("run_id", "run_key", "served", "signature", "standing", "state", "ticket", "too_large", "too_many"),
+        *("transient", "unknown", "unseen", "verdict", "voucher", "withdrawn"),
     }
 )
 """Of remote errors. What counts them has room for each: a peer that answers with an error of its own word adds none."""

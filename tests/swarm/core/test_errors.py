@@ -6,7 +6,7 @@ from swarm.core.errors import KINDS
 from swarm.network.service import decode_error
 from tests import ROOT
 
-RAISED = re.compile(r'\bRemoteError\(\s*"(\w+)"')
+RAISED = re.compile(r'\bRemoteError\(\s*"([^"]*)"')
 
 
 def test_each_kind_that_is_raised_is_known() -> None:
