@@ -44,7 +44,8 @@ class Room:
         self._taken: dict[PeerId, _Taken] = {}
         """In the order in which they came."""
         self._libraries_bytes = 0
-        """What the process held before any peer was there."""
+        """What the process held before any peer was there: the least that was seen while there was none, or one alone
+        that may have held some of its last stage yet."""
         self._settled_at = float("-inf")
         self._lock = threading.Lock()
 
@@ -126,7 +127,7 @@ class Room:
     def _check_memory(self, items: Items, p2pd_bytes: int, others_bytes: int) -> None:
         own = own_bytes()
         if not others_bytes:
-            self._libraries_bytes = own
+            self._libraries_bytes = min(own, self._libraries_bytes or own)
         libraries = max(self._libraries_bytes, own - others_bytes)
         p2pd = max(p2pd_bytes, started_bytes())
         items = {"libraries": libraries, "p2pd": p2pd, **items, **_named("the other peers", others_bytes)}

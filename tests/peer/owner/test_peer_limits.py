@@ -111,6 +111,20 @@ def test_peers_of_a_daemon_are_fitted_in_beside_each_other(tmp_path: Path, monke
     of_two.take(OTHER, 1, needs, volunteer(tmp_path))
 
 
+def test_what_a_peer_holds_of_its_last_stage_is_not_taken_for_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count twice for whoever comes beside it: as libraries, and as the peer's."""
+    held = [GIB // 4]
+    monkeypatch.setattr("peer.owner.room.own_bytes", lambda: held[0])
+    monkeypatch.setattr("peer.owner.room.started_bytes", lambda: 0)
+    of_two = room(tmp_path, GIB // 4 + 2 * GIB)
+    of_two.take(ONE, 0, {"host.weights": GIB}, volunteer(tmp_path))
+    held[0] += GIB
+    of_two.take(ONE, 1, {"host.weights": GIB}, volunteer(tmp_path))
+    of_two.take(OTHER, 0, {"host.weights": GIB}, volunteer(tmp_path))
+
+
 def test_of_peers_that_hold_too_much_the_last_that_came_goes_and_then_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
