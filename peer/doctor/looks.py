@@ -219,7 +219,7 @@ class Examination:
             stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
         ]
         num_peers = await asyncio.to_thread(self._num_peers)
-        memory, disk = (num_peers * min(total_bytes(item, place) for item in items) for place in ("host", "disk"))
+        memory, disk = (min(total_bytes(item, place, num_peers) for item in items) for place in ("host", "disk"))
         return self._room(memory, disk)
 
 
