@@ -88,7 +88,7 @@ class Admission:
         if held is not None and held.stage not in (None, wish) and self._justice.is_bound(peer):
             posted = self._postings.target_of(peer)
             wish = wish if wish == posted else held.stage
-        if held is None or held.stage != wish:
+        if held is None or held.stage not in (None, wish):  # None: it was cut anew, and all come back at once
             self._take_room(network)
         if held is None and len(self._books.peers) >= MAX_IDENTITIES:
             self._forget()

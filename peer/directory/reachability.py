@@ -19,7 +19,7 @@ from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RELAY, RelayOffer, relay_topic
 from swarm.log_format import printable
-from swarm.network.addresses import is_dialled, is_numeric, knock, version_of
+from swarm.network.addresses import is_dialled, is_numeric, knock, resolved, version_of
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
@@ -179,7 +179,7 @@ class Reachability:
             except TransientError as error:
                 refusals.append(printable(str(error))[:MAX_CAUSE])
             else:
-                self._take(offer, offer.peer_id, place, await self._transport.host_of(offer.peer_id))
+                await self._take(offer, offer.peer_id, place)
                 return
         if silent is not None:
             raise silent
@@ -208,12 +208,13 @@ class Reachability:
     def _draw(self, offer: RelayOffer) -> bytes:
         return hashlib.sha256(self._salt + str(offer.peer_id).encode()).digest()
 
-    def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace, host: str | None) -> None:
-        """`host`: the relay's address, by the connection to it. Others are told no names (`addresses_in`)."""
+    async def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
+        """Others are told no names (`addresses_in`)."""
         if relay != self._relay:  # else it is where it was: anybody can tell of it in the directory
             at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
-            numeric = [address if is_numeric(address) else _at_number(address, host) for address in _dialled(offer)]
-            self._transport.relayed = tuple(f"{address}{at}" for address in dict.fromkeys(numeric) if address)
+            host = await self._transport.host_of(relay)
+            numeric = [number for address in _dialled(offer) for number in await _at_numbers(address, host)]
+            self._transport.relayed = tuple(f"{number}{at}" for number in dict.fromkeys(numeric))[:MOST_RELAY_ADDRESSES]
         self._relay, self._transport.relay_carries_bulk = relay, offer.carries_bulk
         self._offer_at = time.monotonic() + OFFER_EVERY_S
         # By our own clock, for the relay's may differ; half of what is left in time for another try.
@@ -235,10 +236,24 @@ def _dialled(offer: RelayOffer) -> list[str]:
     return found[:MOST_RELAY_ADDRESSES]
 
 
-def _at_number(address: str, host: str | None) -> str:
-    """The address with this number in the place of its name; empty where none is known."""
-    parts = address.split("/")
-    return "/".join(["", f"ip{version_of(host)}", host, *parts[3:]]) if host is not None else ""
+async def _at_numbers(address: str, host: str | None) -> list[str]:
+    """The address with numbers in the place of its name, one of each version of IP: who has but one dials by that.
+
+    `host`: the number that its peer is reached at.
+    """
+    if is_numeric(address):
+        return [address]
+    _, kind, name, *rest = address.split("/")
+    found: list[str] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HOST_S):
+            found = await resolved(name)
+    numbers = {version_of(one): one for one in [*found, *([host] if host is not None else [])]}
+    return [
+        "/".join(["", f"ip{version}", one, *rest])
+        for version, one in sorted(numbers.items())
+        if kind in ("dns", f"dns{version}")
+    ]
 
 
 async def through_router(

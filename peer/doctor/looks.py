@@ -204,7 +204,7 @@ class Examination:
     async def _fit(self, transport: Any) -> list[Finding]:
         from peer.directory.host import Host
         from swarm.core.pipeline.compute_mode import modes
-        from swarm.core.plan import LIBRARIES_BYTES, stage_memory_bytes, total_bytes
+        from swarm.core.plan import stage_memory_bytes, total_bytes
         from swarm.manifest.model import hidden_size, stage_num_parameters
 
         try:
@@ -219,8 +219,8 @@ class Examination:
             stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
         ]
         num_peers = await asyncio.to_thread(self._num_peers)
-        memory, disk = (num_peers * min(total_bytes(item, place) for item in items) for place in ("host", "disk"))
-        return self._room(memory - (num_peers - 1) * LIBRARIES_BYTES, disk)  # all have the same libraries
+        memory, disk = (min(total_bytes(item, place, num_peers) for item in items) for place in ("host", "disk"))
+        return self._room(memory, disk)
 
 
 def _host(addresses: Sequence[str]) -> PeerId:

@@ -82,7 +82,7 @@ def offer(
     stages = plan.stages if stage is None or stage >= len(plan.stages) else plan.stages[stage : stage + 1]
     month = [num_peers * plan.month_bytes[part.stage] / 1e9 for part in stages]
     minutes = [part.join_s / 60 for part in stages]
-    memory = [num_peers * total_bytes(part.memory_bytes, "host") / (1 << 30) for part in stages]
+    memory = [total_bytes(part.memory_bytes, "host", num_peers) / (1 << 30) for part in stages]
     most_month = "" if limits.month_gb is None else f", and never more than {limits.month_gb:g}"
     where = f"stage {stages[0].stage}" if len(stages) == 1 else f"one of {len(stages)} stages"
     holds = f"hold {where}" if num_peers == 1 else f"hold {where} on each of {num_peers} GPUs"
@@ -95,7 +95,7 @@ def offer(
         "your address": "the host, other peers of the run and the host's mirrors see this machine's IP address",
         "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",
         "time to join": f"{_span(minutes)} minutes of download",
-        "memory": f"{_span(memory)} GiB, and about 1 GiB for the program itself",
+        "memory": f"{_span(memory)} GiB, the program itself included",
         "checks": checks_of(settings),
         "limits": _in_force(limits),
     }

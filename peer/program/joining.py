@@ -47,6 +47,7 @@ from swarm.model.adapters.base import Base, base_layout
 from swarm.model.families import validate_config
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
+from swarm.network.loop import in_thread_to_its_end
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release
 
@@ -168,8 +169,8 @@ class Joining:
         await self._rehearse(settings)
         folder = self._volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
-        # All libraries are loaded, and nothing else is.
-        model = await asyncio.to_thread(self._model_that_fits, settings, stage, folder)
+        # All libraries are loaded, and nothing else is. A place that is taken after this peer has left would stay so.
+        model = await in_thread_to_its_end(self._model_that_fits, settings, stage, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
         files = RunFiles(
             settings=settings,

@@ -46,8 +46,10 @@ class Lives:
         self._stop = stop
         self._on_run = on_run
         self._say = say
-        self._failures: list[Exception] = []
-        """What has ended peers, in that order."""
+        self._failure: Exception | None = None
+        """What has ended the last peer that did not end well."""
+        self._others_went_on = False
+        """Then, and the owner was told."""
         self._of = [
             Life(
                 desk,
@@ -66,7 +68,8 @@ class Lives:
     async def run(self) -> None:
         """Until all have ended: the run is over, they were told to stop, or by what no waiting mends.
 
-        Raises the last of the latter: it is what there is to say of the daemon's end.
+        Raises the last of the latter: it is what there is to say of the daemon's end. But where others went on, and
+        left when they were told to, that is its end: who has it leave does not want it started again for a failure.
         """
         watching = asyncio.ensure_future(self._desk.watch())
         living = asyncio.gather(*map(self._live, self._desk.peers, self._of))
@@ -80,8 +83,8 @@ class Lives:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        if self._failures:
-            raise self._failures[-1]
+        if self._failure is not None and not (self._others_went_on and self._stop.is_set()):
+            raise self._failure
 
     async def _live(self, peer: OwnPeer, life: Life) -> None:
         with spoken_by(peer.name):
@@ -89,10 +92,11 @@ class Lives:
                 await life.run(self._stop)
             except Exception as error:
                 self._desk.ended(peer, str(error) or type(error).__name__)
-                if not self._stop.is_set() and any(not other.has_ended for other in self._desk.peers):
+                self._failure = error
+                self._others_went_on = not self._stop.is_set() and not all(one.has_ended for one in self._desk.peers)
+                if self._others_went_on:
                     log.error("this peer has ended: %s", error, exc_info=not isinstance(error, EXPECTED))
                     self._say_of(peer, f"has ended, and the others go on: {error}")
-                self._failures.append(error)
             else:
                 self._desk.ended(peer, "it has left" if self._stop.is_set() else "the run is over")
 

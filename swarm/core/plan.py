@@ -259,7 +259,7 @@ def held_token_bytes(settings: RunSettings) -> int:
 
 
 TOKENS = "the run's tokens"
-ONCE_A_MACHINE = frozenset({TOKENS, "frozen base"})
+ONCE_A_MACHINE = frozenset({TOKENS, "frozen base", "libraries"})
 """Items of the host and its disk that all peers of a daemon at one stage have together."""
 
 
@@ -381,9 +381,10 @@ def memory_of(
     return Memory(max(total_bytes(one, "host") for one in stages), max(total_bytes(one, "device") for one in stages))
 
 
-def total_bytes(items: Mapping[str, int], place: str) -> int:
-    """Sum of the items on the "host", "device" or "disk"."""
-    return sum(size for name, size in items.items() if name.startswith(place + "."))
+def total_bytes(items: Mapping[str, int], place: str, num_peers: int = 1) -> int:
+    """Sum of the items on the "host", "device" or "disk", of so many peers of a daemon at that stage."""
+    there = {name.removeprefix(f"{place}."): size for name, size in items.items() if name.startswith(f"{place}.")}
+    return sum(size if name in ONCE_A_MACHINE else num_peers * size for name, size in there.items())
 
 
 def activation_bytes_per_token(codec: str, hidden_size: int) -> float:

@@ -94,3 +94,13 @@ async def happened(event: asyncio.Event, *, within_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def in_thread_to_its_end(work: Callable[..., Result], *arguments: object) -> Result:
+    """As `asyncio.to_thread`, but who is cancelled meanwhile waits: nothing that the work does comes after that."""
+    done = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.gather(done, return_exceptions=True)
+        raise

@@ -151,16 +151,16 @@ class _Servicer:
         try:
             async with contextlib.aclosing(self._answers.download(_parsed(pb.DownloadRequest, data))) as pieces:
                 async for piece in pieces:
-                    try:
-                        async with asyncio.timeout(limits.write_s):
-                            await context.write(piece.SerializeToString())
-                    except TimeoutError:
-                        slow = f"a piece was not taken within {limits.write_s:g} s; go on from where it broke off"
-                        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, slow)
+                    async with asyncio.timeout(limits.write_s):
+                        await context.write(piece.SerializeToString())
+            return
+        except TimeoutError:
+            slow = f"a piece was not taken within {limits.write_s:g} s; go on from where it broke off"
         except (RemoteError, TransientError, LocalError) as error:
             await _refuse(context, error)
         finally:
             self._downloads -= Counter([who])  # and forgets a network that has none
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, slow)  # without a place: who takes nothing hears nothing
 
 
 def _longest_s(path: str, limits: ServiceLimits) -> float:

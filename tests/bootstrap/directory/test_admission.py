@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,5 +244,26 @@ def test_one_key_or_many_of_one_network_fill_no_ledger(tmp_path: Path, monkeypat
                     with pytest.raises(TransientError, match="from your network have been admitted"):
                         await ask(host, number, stage=stage)
             assert host.ledger_size() == before + 2
+
+    asyncio.run(scenario())
+
+
+def test_where_the_stages_were_cut_anew_whoever_was_there_comes_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of those that only a relay reaches are one network: they would have waited for five seconds each."""
+    monkeypatch.setattr(admission, "AT_ONCE", 2.0)
+
+    async def scenario() -> None:
+        async with hosted(tmp_path) as host:
+            peers = host.itself.books.peers
+            for number in range(2):
+                await ask(host, number, stage=0)
+            for peer, one in list(peers.items()):
+                peers[peer] = replace(one, stage=None)  # as an amendment of the stages leaves them
+            for number in range(2):
+                assert await ask(host, number, stage=1) == 1
+            with pytest.raises(TransientError, match="from your network"):
+                await ask(host, 0, stage=0)
 
     asyncio.run(scenario())

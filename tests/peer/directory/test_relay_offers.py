@@ -174,16 +174,33 @@ def test_nobody_but_the_host_has_a_name_looked_up_nor_says_where_the_host_is() -
     asyncio.run(scenario())
 
 
-def test_a_hosts_relay_that_has_a_name_is_told_by_the_number_that_it_is_reached_at() -> None:
+@pytest.mark.parametrize(
+    ("kind", "looked_up", "told_at"),
+    [
+        ("dns4", [], ["/ip4/203.0.113.9"]),
+        ("dns", ["2001:db8::1", "203.0.113.7"], ["/ip4/203.0.113.9", "/ip6/2001:db8::1"]),
+        ("dns4", ["2001:db8::1", "203.0.113.7"], ["/ip4/203.0.113.9"]),
+    ],
+)
+def test_a_hosts_relay_that_has_a_name_is_told_by_the_numbers_that_it_is_reached_at(
+    kind: str, looked_up: list[str], told_at: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of each version of IP: who has reached it by IPv6 is found by those too who have IPv4 alone."""
+
+    async def resolved(name: str) -> list[str]:
+        return looked_up
+
+    monkeypatch.setattr("peer.directory.reachability.resolved", resolved)
+
     class Offered(Hidden):
         async def call(self, *args: Any, **more: Any) -> Message:
-            named = tuple(f"/dns4/{name}.example/tcp/4002/p2p/{RELAY.peer_id}" for name in "ab")
+            named = tuple(f"/{kind}/{name}.example/tcp/4002/p2p/{RELAY.peer_id}" for name in "ab")
             return Message(RelayOffer(peer_id=RELAY.peer_id, addresses=named).to_value())
 
     async def scenario() -> None:
         network, transport = MemoryNetwork(random.Random(0)), Offered()
         await reachability(transport, network)._take_place()
         circuit = f"/p2p/{RELAY.peer_id}/p2p-circuit/p2p/{ME.peer_id}"
-        assert transport.relayed == (f"/ip4/203.0.113.9/tcp/4002{circuit}",)
+        assert transport.relayed == tuple(f"{number}/tcp/4002{circuit}" for number in told_at)
 
     asyncio.run(scenario())

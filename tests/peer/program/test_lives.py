@@ -162,8 +162,7 @@ def test_two_peers_of_a_stage_have_all_once_and_one_goes_on_without_the_other(
             assert (two.desk.shared.line.num_peers, two.desk.peers[0].threads.number) == (1, 2)
 
             two.desk.leave()
-            with pytest.raises(LocalError, match="planted"):  # so it is told at the end, too
-                await two.task
+            await two.task
             assert two.peers()[0].reason == "it has left"
 
     asyncio.run(main())

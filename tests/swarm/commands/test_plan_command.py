@@ -488,3 +488,9 @@ def test_a_run_that_no_joiner_could_catch_up_with_is_refused(delay: int) -> None
     links = replace(LINKS, peers_per_stage=6, session_hours=10_000)
     refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
     assert any("keeps the results of 5" in refusal for refusal in refusals), refusals
+
+
+def test_what_peers_of_a_machine_have_together_counts_once() -> None:
+    items = {"host.libraries": 1, "host.weights": 10, "disk.the run's tokens": 100, "disk.states": 1000}
+    assert [total_bytes(items, "host", number) for number in (1, 2)] == [11, 21]
+    assert [total_bytes(items, "disk", number) for number in (1, 2)] == [1100, 2100]

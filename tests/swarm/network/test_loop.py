@@ -5,14 +5,15 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from swarm.network.loop import run
+from swarm.network.loop import in_thread_to_its_end, run
 
 PROGRAM = """
 import asyncio
-from swarm.network.loop import run
+from swarm.network.loop import in_thread_to_its_end, run
 
 async def main(stop):
     try:
@@ -74,3 +75,31 @@ def test_result_and_errors_of_main_come_through() -> None:
     assert run(answer) == 42
     with pytest.raises(LookupError, match="here"):
         run(fail)
+
+
+def test_who_is_cancelled_waits_for_the_end_of_its_thread() -> None:
+    """A peer that left while it was fitted in took its place in the room after it had given it back."""
+    begun, may_end = threading.Event(), threading.Event()
+    came = list[str]()
+
+    def takes() -> None:
+        begun.set()
+        may_end.wait(10.0)
+        came.append("taken")
+
+    async def joins() -> None:
+        try:
+            await in_thread_to_its_end(takes)
+        finally:
+            came.append("left")
+
+    async def main() -> None:
+        joining = asyncio.ensure_future(joins())
+        await asyncio.to_thread(begun.wait, 10.0)
+        joining.cancel()
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        await asyncio.gather(joining, return_exceptions=True)
+        assert joining.cancelled()
+
+    asyncio.run(main())
+    assert came == ["taken", "left"]
