@@ -72,7 +72,7 @@ def compared_contribution(
     if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
         found = past_doubt(
             lambda own: compared_window(replay, read(claimed), read(replayed), own, caution),
-            lambda: _errors_of_window(replay, otherwise(), read(replayed)),
+            lambda: errors_of_window(replay, otherwise(), read(replayed)),
         )
         return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
     epsilon = replay.settings.optimizer.epsilon
@@ -143,7 +143,8 @@ def _window_ranges(replay: StageReplay, values: Floats) -> tuple[tuple[str, Floa
     )
 
 
-def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
+def errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
+    """Of all that `compared_window` compares, in its order."""
     pairs = zip(_window_ranges(replay, one), _window_ranges(replay, other), strict=True)
     return tuple(relative_error(mine, yours) for (_, mine, _), (_, yours, _) in pairs)
 
