@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.kept_pieces import KeptPieces
-from benchmarks.windows.audits import LIAR, LIES, LOCAL_STEPS, Batches, Floats, Form, World
+from benchmarks.windows.audits import LIAR, LIES, LOCAL_STEPS, Floats, Form, World
 from swarm.local.compute_pools import bound_pools
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ MEMBERS = 2
 class Auditor:
     """A class's replays of one window of the liar-to-be, in every codec."""
 
-    def __init__(self, name: str, worlds: dict[str, World], batches: Batches) -> None:
-        self.name, self._worlds, self._batches = name, worlds, batches
+    def __init__(self, name: str, worlds: dict[str, World], run: World) -> None:
+        """`run` is the one of the worlds, by codec, whose state all have."""
+        self.name, self._worlds, self._run = name, worlds, run
         self._drawn: list[Floats] = []
         self._known: dict[str, list[Errors]] = {codec: [] for codec in worlds}
         with self._at_work():
@@ -65,8 +66,7 @@ class Auditor:
         return computing_as(self.name)
 
     def _computed(self) -> Floats:
-        world = next(iter(self._worlds.values()))
-        return world.said(world.window(world.model, self._batches))
+        return self._run.said(self._run.window(self._run.model, self._run.batches(LIAR)))
 
     def decoded(self, codec: str, said: Floats) -> Floats:
         """As a contribution says it."""
@@ -99,7 +99,7 @@ class Auditor:
     def told(self, lie: str) -> Floats:
         """What it says in place of what is true."""
         with self._at_work():
-            return LIES[lie](next(iter(self._worlds.values())), self.true)
+            return LIES[lie](self._run, self.true)
 
 
 def piece(number: int, classes: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def piece(number: int, classes: Sequence[str]) -> dict[str, Any]:
             world.before, world.state = run.before, run.state
         others = [run.said(run.window(run.model, run.batches(member))) for member in range(1, MEMBERS)]
         if version in audited:
-            auditors = [Auditor(name, worlds, run.batches(LIAR)) for name in classes]
+            auditors = [Auditor(name, worlds, run) for name in classes]
             quick = [one for one in auditors if one.name not in COSTLY]
             is_small = form.num_layers == 1 and form.local_steps == LOCAL_STEPS
             seen.honest(auditors if is_small else quick, auditors)

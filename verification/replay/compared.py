@@ -150,7 +150,7 @@ def errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
 
 
 def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float) -> Comparison:
-    """The worst of what a window says."""
+    """The worst of what a window says; as far as any of it is fraud."""
     found = []
     for place, ((name, one, codec), (_, other, _)) in enumerate(
         zip(_window_ranges(replay, said), _window_ranges(replay, again), strict=True)
@@ -158,7 +158,7 @@ def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Error
         bounds = bounds_in_force(replay.settings, codec, "contribution")
         compared = compare(one, other, bounds, own_error=own[place] if own else None, caution=caution)
         found.append(replace(compared, reason=f"{name}: {compared.reason}"))
-    return worst(found)
+    return replace(worst(found), extent=max(one.extent for one in found))
 
 
 def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Comparison:

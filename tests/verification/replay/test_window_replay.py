@@ -15,7 +15,7 @@ from swarm.core.ids import StageIndex, Step, Version
 from swarm.core.settings import AveragingSettings, CodecSettings, ComputeDtype, RunSettings
 from swarm.optim.gradient_sum import GradientSum
 from tests.verification.exhibits import RUN_ID, Done, SmallRun, small_settings
-from verification.audit.tolerance import Comparison, Grade, bounds_for
+from verification.audit.tolerance import LOCAL, Comparison, Grade, bounds_for
 from verification.replay.compared import compared_contribution
 from verification.replay.stage_replay import StageReplay
 from verification.round.papers import Exhibit
@@ -134,6 +134,20 @@ def test_a_lie_in_the_moments_alone_is_fraud(window: Window, name: str, share: f
     found = compared_contribution(replay, window.exhibits, encoded(window, said), replayed, second=None).found
     assert found.grade is Grade.FRAUD, found
     assert name in found.reason
+
+
+def test_what_is_wrong_in_a_place_hides_not_how_much_is_wrong_elsewhere(window: Window) -> None:
+    """A lie is no local fault for being the worst where few values are off."""
+    replay, said = window.replay, window.values.copy()
+    said[replay.parts.second[0].start] *= np.float32(1e12)
+    for expected in (False, True):
+        found = compared_contribution(
+            replay, window.exhibits, encoded(window, said), window.replayed, second=None
+        ).found
+        assert "second moments" in found.reason
+        assert found.grade is Grade.FRAUD
+        assert (found.extent > LOCAL) == expected, found
+        said[: replay.layout.num_values] *= np.float32(-1.0)
 
 
 def test_a_window_that_is_cut_short_is_contributed_as_it_is(window: Window) -> None:
