@@ -16,6 +16,7 @@ a lie that shows, in windows, drawn with auditors' real hash chains, beside the 
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,6 +32,7 @@ from swarm.local.compute_pools import bound_pools
 if TYPE_CHECKING:
     from peer.sim import TinyRun
     from swarm.checkpoint.state import StageState
+    from swarm.core.settings import AveragingCodecName, ComputeDtype, RunSettings
     from swarm.model.stage import StageModel
     from swarm.optim.local_window import LocalWindow
     from verification.audit.tolerance import Comparison
@@ -63,38 +65,62 @@ DRAWN = 400
 LOCAL_STEPS, EACH = 10, 2
 
 
-def tiny(scene: str, members: int) -> "TinyRun":
-    """A run of one stage of one layer."""
-    from peer.sim import TinyRun
-    from swarm.core.settings import AveragingSettings, CodecSettings
+@dataclass(frozen=True)
+class Form:
+    """What a run of windows is like."""
 
-    return TinyRun(
-        num_stages=1,
-        num_replicas=members,
-        microbatches_per_step=EACH,
-        hidden_size=64,
-        vocab_size=256,
-        sequence_length=32,
-        total_steps=60,
-        learning_rate=3e-3,
-        codecs=CodecSettings(averaging="int2"),
-        averaging=AveragingSettings(rule="mean", local_steps=LOCAL_STEPS),
-        distinct_microbatches=2 if scene == "by_heart" else None,
-    )
+    scene: str = "language"
+    codec: "AveragingCodecName" = "int2"
+    compute_dtype: "ComputeDtype" = "fp32"
+    num_layers: int = 1
+    local_steps: int = LOCAL_STEPS
+
+    def tiny(self, members: int) -> "TinyRun":
+        """A run of one stage, of one layer."""
+        from peer.sim import TinyRun
+        from swarm.core.settings import AveragingSettings, CodecSettings
+
+        return TinyRun(
+            num_stages=1,
+            num_replicas=members,
+            microbatches_per_step=EACH,
+            hidden_size=64,
+            vocab_size=256,
+            sequence_length=32,
+            total_steps=60,
+            learning_rate=3e-3,
+            codecs=CodecSettings(averaging=self.codec),
+            averaging=AveragingSettings(rule="mean", local_steps=self.local_steps),
+            distinct_microbatches=2 if self.scene == "by_heart" else None,
+        )
+
+    def settings(self, tiny: "TinyRun") -> "RunSettings":
+        """Of that run, computed so and of so many layers."""
+        from swarm.model.families import canonical_config_json
+
+        settings, count = tiny.settings(), self.num_layers
+        config = json.loads(settings.model.config_json) | {"num_hidden_layers": count}
+        model = replace(
+            settings.model,
+            config_json=canonical_config_json(config),
+            stage_layers=((0, count),),
+            compute_dtype=self.compute_dtype,
+        )
+        return replace(settings, model=model)
 
 
 class World:
     """A run at one version after another, and what its members say."""
 
-    def __init__(self, scene: str, *, members: int, seed: int) -> None:
+    def __init__(self, form: Form, *, members: int, seed: int) -> None:
         from swarm.averaging.parts import Parts
         from swarm.model.initial import initial_weights
         from swarm.model.stack import stage_layout
         from swarm.optim.stage_step import StageStep, first_state, stage_clip_norm
         from verification.replay.stage_replay import StageReplay
 
-        self.tiny, self.members, self.seed = tiny(scene, members), members, seed
-        self.settings = self.tiny.settings()
+        self.form, self.tiny, self.members, self.seed = form, form.tiny(members), members, seed
+        self.settings = form.settings(self.tiny)
         self.layout = stage_layout(self.settings.model, 0)
         self.parts = Parts.of(self.settings, self.layout)
         (weights,) = initial_weights(self.settings.model, seed, None)
@@ -102,7 +128,7 @@ class World:
         self.before: StageState | None = None
         """Of the version before."""
         self._step = StageStep.of_run(self.settings, self.layout, clip_norm=stage_clip_norm(self.settings, 0))
-        self._replay = StageReplay(self.settings, 0)
+        self.replay = StageReplay(self.settings, 0)
 
     @cached_property
     def model(self) -> "StageModel":
@@ -113,9 +139,9 @@ class World:
 
     def batches(self, member: int, *, of_others: bool = False) -> Batches:
         """What the member is to do in the present window; `of_others`: what nobody is."""
-        each = LOCAL_STEPS * EACH
+        each = self.form.local_steps * EACH
         first = ((1 << 20) * of_others + self.state.version * self.members + member) * each
-        return [[first + step * EACH + index for index in range(EACH)] for step in range(LOCAL_STEPS)]
+        return [[first + step * EACH + index for index in range(EACH)] for step in range(self.form.local_steps)]
 
     def window(
         self, model: "StageModel", batches: Batches, *, start: "StageState | None" = None, refilled: int = 0
@@ -172,8 +198,8 @@ class World:
     def beside(self, claimed: Sequence[memoryview], replayed: Sequence[memoryview]) -> "Comparison":
         from verification.replay.compared import compared_window
 
-        said, again = (self._replay.decoded_contribution(one) for one in (claimed, replayed))
-        return compared_window(self._replay, said, again, None, 1.0)
+        said, again = (self.replay.decoded_contribution(one) for one in (claimed, replayed))
+        return compared_window(self.replay, said, again, None, 1.0)
 
     def advance(self, contributions: Sequence[Sequence[memoryview]]) -> None:
         """The round of these contributions."""
@@ -188,14 +214,19 @@ class World:
 
     def held_out(self) -> float:
         """Nats a token, of 32 microbatches that nobody trains on."""
+        from peer.sim.tiny_run import HELD_OUT
+
+        return self.loss(range(HELD_OUT, HELD_OUT + 32))
+
+    def loss(self, numbers: Sequence[int]) -> float:
+        """Nats a token, of these microbatches."""
         import torch
 
-        from peer.sim.tiny_run import HELD_OUT
         from swarm.core.ids import MicrobatchId
 
         weights, total, count = self.model.weights(self.state.weights), 0.0, 0
-        for number in range(32):
-            both = self.tiny.batch(MicrobatchId(HELD_OUT + number), seed=self.seed)
+        for number in numbers:
+            both = self.tiny.batch(MicrobatchId(number), seed=self.seed)
             loss, counted, _ = self.model.loss(weights, *map(torch.from_numpy, both), keep=False)
             total, count = total + loss, count + counted
         return total / count
@@ -206,7 +237,7 @@ class World:
 
 def honest_piece(scene: str, seed: int, started: Sequence[Machine]) -> dict[str, Any]:
     """Windows of all machines, each replayed on another: the next, and further on in later windows."""
-    world = World(scene, members=len(started), seed=seed)
+    world = World(Form(scene), members=len(started), seed=seed)
     models = [machine.model(world.settings.model, 0) for machine in started]
     found: list[tuple[float, str, bool]] = []
     grades: list[str] = []
@@ -268,9 +299,10 @@ Lie: TypeAlias = Callable[[World, Floats], Floats]
 
 
 def _left_out(percent: int, world: World, true: Floats, *, refilled: bool) -> Floats:
-    done = LOCAL_STEPS - LOCAL_STEPS * percent // 100
+    steps = world.form.local_steps
+    done = steps - steps * percent // 100
     batches = world.batches(LIAR)[:done]
-    return world.said(world.window(world.model, batches, refilled=refilled * (LOCAL_STEPS - done)))
+    return world.said(world.window(world.model, batches, refilled=refilled * (steps - done)))
 
 
 def _stale_start(world: World, true: Floats) -> Floats:
@@ -335,7 +367,7 @@ LIES: dict[str, Lie] = {
 
 def trained(seed: int, windows: int, lie: Lie | None, *, lies_from: int = 0) -> World:
     """A run of so many windows, in which one member lies from one on, once there is a version before."""
-    world = World("language", members=MEMBERS, seed=seed)
+    world = World(Form(), members=MEMBERS, seed=seed)
     for number in range(windows):
         contributions = []
         for member in range(MEMBERS):

@@ -79,6 +79,9 @@ BY_A_TEST = {
     "python -m benchmarks.numeric_zoo --json --keep zoo.jsonl --depths 1 4 --microbatches 1": (
         "tests/benchmarks/test_numeric_zoo.py"
     ),
+    "python -m benchmarks.windows.numeric_classes --first 102 --keep classes.jsonl": (
+        "tests/benchmarks/test_window_classes.py"
+    ),
     "python -m benchmarks.verification.device_spread": "tests/benchmarks/test_devices.py",
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",

@@ -128,6 +128,8 @@ _FP32 = Bounds(floor=1e-5, fraud=1e-3)
 _FP32_CODED = Bounds(floor=1e-3, fraud=1e-2)
 """Of a contribution a code is off by a whole step or not at all: in a small tensor one is 4e-4."""
 _BF16 = Bounds(floor=1e-2, fraud=4e-2)
+_CODED_WINDOWS = Bounds(floor=2e-2, fraud=5e-2)
+"""An error of the share d of a value's spread moves a code with about that chance, and by a whole step."""
 _UNKNOWN = Bounds(floor=1e-1, fraud=4e-1, report_only=True)
 
 TABLE: dict[tuple[str, str, Kind], Bounds] = {
@@ -137,10 +139,11 @@ TABLE: dict[tuple[str, str, Kind], Bounds] = {
     ("fp32", "bf16", "gradient"): Bounds(floor=1e-3, fraud=8e-2),
     ("fp32", "bf16", "contribution"): Bounds(floor=1e-3, fraud=8e-2),
     ("fp32", "int8", "contribution"): _FP32_CODED,
-    # Of windows alone. An error of the share d of a value's spread moves a code with that chance, and by a whole step.
-    ("fp32", "int2", "contribution"): Bounds(floor=2e-2, fraud=5e-2),
+    ("fp32", "int2", "contribution"): _CODED_WINDOWS,
     **{("bf16", codec, kind): _BF16 for codec in ("fp32", "bf16", "int8", "int4", "int4h") for kind in _HOPS},
     **{("bf16", codec, "contribution"): _BF16 for codec in ("fp32", "bf16", "int8")},
+    # Gradients in int4 come with a residual, and cannot be made again: a window in it can.
+    **{("bf16", codec, "contribution"): _CODED_WINDOWS for codec in ("int4", "int2")},
 }
 """By arithmetic (`ModelSettings.arithmetic`), codec on the wire, and what it carries."""
 

@@ -72,7 +72,7 @@ def compared_contribution(
     if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
         found = past_doubt(
             lambda own: compared_window(replay, read(claimed), read(replayed), own, caution),
-            lambda: _errors_of_window(replay, otherwise(), read(replayed)),
+            lambda: errors_of_window(replay, otherwise(), read(replayed)),
         )
         return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
     epsilon = replay.settings.optimizer.epsilon
@@ -143,13 +143,14 @@ def _window_ranges(replay: StageReplay, values: Floats) -> tuple[tuple[str, Floa
     )
 
 
-def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
+def errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
+    """Of all that `compared_window` compares, in its order."""
     pairs = zip(_window_ranges(replay, one), _window_ranges(replay, other), strict=True)
     return tuple(relative_error(mine, yours) for (_, mine, _), (_, yours, _) in pairs)
 
 
 def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float) -> Comparison:
-    """The worst of what a window says."""
+    """The worst of what a window says; as far as any of it is fraud."""
     found = []
     for place, ((name, one, codec), (_, other, _)) in enumerate(
         zip(_window_ranges(replay, said), _window_ranges(replay, again), strict=True)
@@ -157,7 +158,7 @@ def compared_window(replay: StageReplay, said: Floats, again: Floats, own: Error
         bounds = bounds_in_force(replay.settings, codec, "contribution")
         compared = compare(one, other, bounds, own_error=own[place] if own else None, caution=caution)
         found.append(replace(compared, reason=f"{name}: {compared.reason}"))
-    return worst(found)
+    return replace(worst(found), extent=max(one.extent for one in found))
 
 
 def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Comparison:

@@ -180,30 +180,34 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "attack",
+    ("attack", "compute_dtype"),
     [
-        f"{kind}@2"
-        for kind in (
-            "small_moments",
-            "negated_moments",
-            "partial_work",
-            "sign_flip",
-            "stale_weights",
-            "copied_gradient",
-            "other_data",
-            "bent_layer",
-            "lazy_window_10",
-            "lazy_window_20",
-            "lazy_window_30",
-            "lazy_window_50",
-            "lazy_window_90",
-        )
+        *(
+            (f"{kind}@2", "fp32")
+            for kind in (
+                "small_moments",
+                "negated_moments",
+                "partial_work",
+                "sign_flip",
+                "stale_weights",
+                "copied_gradient",
+                "other_data",
+                "bent_layer",
+                "lazy_window_10",
+                "lazy_window_20",
+                "lazy_window_30",
+                "lazy_window_50",
+                "lazy_window_90",
+            )
+        ),
+        *((f"{kind}@2", "bf16") for kind in ("small_moments", "stale_weights", "lazy_window_20")),
     ],
 )
-def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
+def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str, compute_dtype: str) -> None:
     watched, steps = Watched(), 24
     tables: dict[str, Any] = {
         "run": {"trust": "public"},
+        "model": {"stages": 1, "compute_dtype": compute_dtype},
         "audits": {"contribution_budget": 8.0},
         "limits": {"founders_per_stage": 3},
         "optimizer": {"total_steps": steps},

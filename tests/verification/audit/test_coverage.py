@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.core.errors import SettingsError
-from swarm.core.settings import CodecSettings, RunSettings
+from swarm.core.settings import AveragingSettings, CodecSettings, RunSettings
 from swarm.model.families import canonical_config_json
 from tests.verification.exhibits import small_settings
 from verification.audit.coverage import check_proved, checks_of, unproved
@@ -18,6 +18,16 @@ INT8 = CodecSettings(activations="int8", activation_gradients="int8", averaging=
 
 def settings_of(trust: Any = "public", *, compute_dtype: Any = "fp32", **codecs: Any) -> RunSettings:
     settings = small_settings(2, codecs=replace(INT8, **codecs), trust=trust)
+    return replace(settings, model=replace(settings.model, compute_dtype=compute_dtype))
+
+
+def windows_of(averaging: Any, *, compute_dtype: Any) -> RunSettings:
+    settings = small_settings(
+        1,
+        codecs=replace(INT8, averaging=averaging),
+        averaging=AveragingSettings(local_steps=10),
+        trust="public",
+    )
     return replace(settings, model=replace(settings.model, compute_dtype=compute_dtype))
 
 
@@ -35,7 +45,11 @@ def routed(settings: RunSettings) -> RunSettings:
         (settings_of(compute_dtype="bf16", activations="int4", activation_gradients="int4"), ()),
         (settings_of(activations="int4"), ()),
         (settings_of(averaging="topk"), ALL[2:]),
+        (settings_of(compute_dtype="bf16", averaging="int4"), ALL[2:]),
+        *((windows_of(averaging, compute_dtype="bf16"), ()) for averaging in ("fp32", "bf16", "int8", "int4", "int2")),
+        (windows_of("int4", compute_dtype="fp32"), ALL[2:]),
         (routed(settings_of()), ALL),
+        (routed(windows_of("int2", compute_dtype="bf16")), ALL),
     ],
 )
 def test_whoever_joins_is_promised_only_what_is_proved(settings: RunSettings, found: tuple[str, ...]) -> None:

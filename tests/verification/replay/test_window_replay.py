@@ -7,14 +7,15 @@ from functools import cached_property
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swarm.averaging.seeds import part_seeds
 from swarm.core.errors import RemoteError
 from swarm.core.ids import StageIndex, Step, Version
-from swarm.core.settings import AveragingSettings, CodecSettings, RunSettings
+from swarm.core.settings import AveragingSettings, CodecSettings, ComputeDtype, RunSettings
 from swarm.optim.gradient_sum import GradientSum
 from tests.verification.exhibits import RUN_ID, Done, SmallRun, small_settings
-from verification.audit.tolerance import Comparison, Grade
+from verification.audit.tolerance import LOCAL, Comparison, Grade, bounds_for
 from verification.replay.compared import compared_contribution
 from verification.replay.stage_replay import StageReplay
 from verification.round.papers import Exhibit
@@ -23,15 +24,16 @@ LOCAL_STEPS, BATCH = 5, 4
 INT2 = CodecSettings(averaging="int2")
 
 
-def settings() -> RunSettings:
-    return small_settings(1, codecs=INT2, averaging=AveragingSettings(local_steps=LOCAL_STEPS), trust="public")
+def settings(compute_dtype: ComputeDtype = "fp32") -> RunSettings:
+    run = small_settings(1, codecs=INT2, averaging=AveragingSettings(local_steps=LOCAL_STEPS), trust="public")
+    return replace(run, model=replace(run.model, compute_dtype=compute_dtype))
 
 
 class Window:
     """The second window of a run's only member, and a replay that stands where it began."""
 
-    def __init__(self) -> None:
-        run = SmallRun(settings())
+    def __init__(self, compute_dtype: ComputeDtype = "fp32") -> None:
+        run = SmallRun(settings(compute_dtype))
         for number in range(LOCAL_STEPS * BATCH):
             run.microbatch(number)
         run.step(0)
@@ -66,6 +68,17 @@ def window() -> Window:
 def test_an_honest_window_comes_out_to_the_bit(window: Window) -> None:
     assert [bytes(part) for part in window.replayed] == [bytes(part) for part in window.parts]
     assert window.beside(window.exhibits).grade is Grade.HONEST
+
+
+def test_in_bf16_other_attention_is_honest_by_own_error_and_a_step_left_out_is_fraud() -> None:
+    window = Window("bf16")
+    with sdpa_kernel(SDPBackend.MATH):
+        found, one_less = (window.beside(exhibits) for exhibits in (window.exhibits, window.exhibits[:-BATCH]))
+    assert found.own_error is not None
+    assert found.measured > bounds_for("bf16", "int2", "contribution").fraud
+    assert found.grade is Grade.HONEST, found
+    assert found.share <= 0.5, found
+    assert one_less.grade is Grade.FRAUD, one_less
 
 
 def test_steps_that_were_left_out_or_done_on_other_data_are_fraud(window: Window) -> None:
@@ -121,6 +134,20 @@ def test_a_lie_in_the_moments_alone_is_fraud(window: Window, name: str, share: f
     found = compared_contribution(replay, window.exhibits, encoded(window, said), replayed, second=None).found
     assert found.grade is Grade.FRAUD, found
     assert name in found.reason
+
+
+def test_what_is_wrong_in_a_place_hides_not_how_much_is_wrong_elsewhere(window: Window) -> None:
+    """A lie is no local fault for being the worst where few values are off."""
+    replay, said = window.replay, window.values.copy()
+    said[replay.parts.second[0].start] *= np.float32(1e12)
+    for expected in (False, True):
+        found = compared_contribution(
+            replay, window.exhibits, encoded(window, said), window.replayed, second=None
+        ).found
+        assert "second moments" in found.reason
+        assert found.grade is Grade.FRAUD
+        assert (found.extent > LOCAL) == expected, found
+        said[: replay.layout.num_values] *= np.float32(-1.0)
 
 
 def test_a_window_that_is_cut_short_is_contributed_as_it_is(window: Window) -> None:
