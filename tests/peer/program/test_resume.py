@@ -71,7 +71,7 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
         for event in ledger.events():
             books.apply(event)
             if event.number == before.num_events:
-                assert books.digest() == before.books, "the host that was started again has other books"
+                assert books.history == before.books, "the host that was started again has other books"
         ledger.close()
         assert sorted((f["stage"], f["step"]) for f in facts) == [(stage, n) for stage in (0, 1) for n in range(60)]
         for done in facts:
