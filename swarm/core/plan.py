@@ -55,7 +55,7 @@ stay of them goes to disk at once."""
 
 LIBRARIES_BYTES = 370 << 20
 """Of a daemon that has loaded all that it computes with on a CPU, before it holds anything: a peer counts its own."""
-P2PD_BYTES = 48 << 20
+P2PD_BYTES = 64 << 20
 """Of a p2pd and its guard, beside what each peer that it carries bulk for takes (`benchmarks.owner.carrier`)."""
 P2PD_BYTES_A_PEER = 1 << 20
 """Buffers of a connection and of two streams on it, filled."""

@@ -51,7 +51,7 @@ def test_a_stage_that_fits_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     items = {"host.libraries": 1 << 40, "host.p2pd": P2PD_BYTES, "host.weights": 1 << 20}
     allowed = own_bytes() + P2PD_BYTES + (8 << 20)
     room(tmp_path, allowed).take(ONE, 0, items, volunteer(tmp_path))
-    with pytest.raises(SettingsError, match=r"p2pd 0\.10 GiB"):
+    with pytest.raises(SettingsError, match=r"p2pd 0\.13 GiB"):
         room(tmp_path, allowed, num_p2pd=2).take(ONE, 0, items, volunteer(tmp_path))
 
 
