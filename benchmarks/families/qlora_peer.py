@@ -3,19 +3,11 @@
 A host and the peer are programs, as volunteers have them.
 """
 
-import contextlib
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import click
-import psutil
-
 from benchmarks.families.given import write_given
-from benchmarks.owner.memory import LOOK_EVERY_S, Watched
-from benchmarks.training_throughput import READY_S, Events, running
+from benchmarks.owner.memory import watched
 from swarm.core.plan import round_bytes
 from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.manifest.checkpoint import fields_from
@@ -68,19 +60,5 @@ def measured(root: Path) -> dict[str, int]:
         "optimizer": {"total_steps": STEPS, "warmup_steps": 1},
     }
     manifest.write_text(manifest_text(tables))
-    swarm = [sys.executable, "-m", "swarm"]
-    host = [*swarm, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--ends-with-run"]
-    with contextlib.ExitStack() as stack:
-        hosting = stack.enter_context(running(host, root / "large.host.log", stdout=subprocess.PIPE))
-        events = Events(hosting)
-        invite = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["invite"]
-        join = [*swarm, "join", invite, "--yes", "--verbose", "--dir", str(root / "peer"), "--listen", "127.0.0.1:0"]
-        program = stack.enter_context(running([*join, "--threads", "1"], root / "large.peer.log"))
-        peer = Watched(root / "peer", 0, psutil.Process(program.pid))
-        give_up_at = time.monotonic() + STEPS_S
-        while not any(event.get("version", -1) >= STEPS for event in events.seen):
-            if time.monotonic() > give_up_at or program.poll() is not None:
-                raise click.ClickException((root / "large.peer.log").read_text()[-2000:])
-            peer.look()
-            time.sleep(LOOK_EVERY_S)
+    (peer,) = watched(manifest, root, [0], steps=STEPS, seconds=STEPS_S).peers
     return {"held_bytes": peer.all_bytes, "mapped_bytes": peer.mapped_bytes}

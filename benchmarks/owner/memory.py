@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.programs import Program
 from benchmarks.training_throughput import READY_S, Events, running
 from peer.owner.limits import held_bytes
 from swarm.manifest.file import read_manifest
@@ -180,9 +181,18 @@ def manifest_of(options: argparse.Namespace, row: Row) -> str:
 
 
 def measure(options: argparse.Namespace, root: Path, row: Row) -> Measured:
-    """A run that has trained for so many steps."""
+    """A run of a row's that has trained for so many steps."""
     manifest = root / "run.toml"
     manifest.write_text(manifest_of(options, row))
+    stages = [number // options.peers for number in range(STAGES * options.peers)]
+    more = [] if options.memory_gib is None else ["--memory-gib", str(options.memory_gib)]
+    return watched(manifest, root, stages, steps=options.steps, seconds=options.seconds, more=more)
+
+
+def watched(
+    manifest: Path, root: Path, stages: Sequence[int], *, steps: int, seconds: float, more: Sequence[str] = ()
+) -> Measured:
+    """A host and a peer of each of the stages, watched until so many steps are done; `more` options to join with."""
     swarm = [sys.executable, "-m", "swarm"]
     host = [*swarm, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--ends-with-run"]
     host += ["--evaluate-tokens", "4096"]
@@ -190,20 +200,22 @@ def measure(options: argparse.Namespace, root: Path, row: Row) -> Measured:
         hosting = stack.enter_context(running(host, root / "host.log", stdout=-1))
         events = Events(hosting)
         invite = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["invite"]
-        peers = []
-        for number in range(STAGES * options.peers):
-            folder, stage = root / f"peer-{number}", number // options.peers
+        peers, programs = list[Watched](), list[Program]()
+        for number, stage in enumerate(stages):
+            folder = root / f"peer-{number}"
             join = [*swarm, "join", invite, "--yes", "--verbose", "--dir", str(folder), "--listen", "127.0.0.1:0"]
-            join += ["--stage", str(stage), "--threads", "1", "--nice", "0"]
-            if options.memory_gib is not None:
-                join += ["--memory-gib", str(options.memory_gib)]
-            program = stack.enter_context(running(join, root / f"peer-{number}.log"))
-            peers.append(Watched(folder, stage, psutil.Process(program.pid)))
+            join += ["--stage", str(stage), "--threads", "1", "--nice", "0", *more]
+            log = root / f"peer-{number}.log"
+            process = stack.enter_context(running(join, log))
+            programs.append(Program(f"peer {number}", process, log))
+            peers.append(Watched(folder, stage, psutil.Process(process.pid)))
         host_program = Watched(root, -1, psutil.Process(hosting.pid))
-        give_up_at = time.monotonic() + options.seconds
-        while not any(event.get("version", -1) >= options.steps for event in events.seen):
+        give_up_at = time.monotonic() + seconds
+        while not any(event.get("version", -1) >= steps for event in events.seen):
             if time.monotonic() > give_up_at:
-                raise SystemExit(f"no version {options.steps} within {options.seconds:g} s: {events.seen[-1:]}")
+                raise SystemExit(f"no version {steps} within {seconds:g} s: {events.seen[-1:]}")
+            for program in programs:
+                program.check()
             for one in (*peers, host_program):
                 one.look()
             time.sleep(LOOK_EVERY_S)

@@ -37,6 +37,7 @@ from peer.stage.events import Applied
 from swarm.averaging.certified_gradient import squares_of
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
+from swarm.core.once import once
 from swarm.core.round.contribution import Result
 from swarm.data.batches import Batch, BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
@@ -472,18 +473,19 @@ class VirtualSwarm:
 
     def _loss_of(self, models: Sequence[StageModel], weights: Sequence[NDArray[np.float32]]) -> float:
         first, last = (model.weights(np.array(flat)) for model, flat in zip(models, weights, strict=True))
-        ((tokens_BL, targets_BL),) = self._held_out()
+        tokens_BL, targets_BL = self.held_out
         y_BLD, _ = models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
         loss_sum, num_targets, _ = models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
         return loss_sum / num_targets
 
-    def _held_out(self) -> list[Batch]:
-        """All held-out text, in one batch."""
+    @once
+    def held_out(self) -> Batch:
+        """All held-out text."""
         settings = self.run.settings
         tokens = TokenFile(self.run.data.held_out_path, settings.data.token_bytes)
         parts = zip(*held_out_batches(settings, tokens, limit_tokens=len(tokens)), strict=True)
         tokens_BL, targets_BL = (np.concatenate(part) for part in parts)
-        return [(tokens_BL, targets_BL)]
+        return tokens_BL, targets_BL
 
     def _go_alone(self) -> None:
         """Train the whole model here on what each step was made of, as the stage without liars has it certified: what
@@ -491,14 +493,14 @@ class VirtualSwarm:
         settings, lying = self.run.settings, {stage for stage, _ in self.setting.liars}
         stage = min({0, 1} - lying)
         reader = BatchReader(settings, TokenFile(self.run.data.train_path, settings.data.token_bytes))
-        model, held_out = WholeModel(settings, [state.weights for state in self.run.states]), self._held_out()
+        model = WholeModel(settings, [state.weights for state in self.run.states])
         for step in range(max(self.seen.losses, default=0)):
             result = self.seen.results.get((stage, step))
             made = result.roster.contributions if result is not None else ()
             numbers = sorted({work.microbatch_id for one in made for work in one.work})
             if numbers:
                 self.seen.counted_tokens += model.train_step(step, map(reader.batch, numbers)).num_tokens
-            self.seen.alone[step + 1] = model.held_out_loss(held_out)
+            self.seen.alone[step + 1] = model.held_out_loss([self.held_out])
 
 
 def _squares(steps: StageSteps, result: Result, bodies: Sequence[Any]) -> tuple[float, ...]:

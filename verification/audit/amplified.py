@@ -13,7 +13,7 @@ sketches of one seed are sketches of sums (Charikar, Chen, Farach-Colton, "Findi
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -71,13 +71,8 @@ def moved_bounds_in_force(settings: RunSettings) -> MovedBounds:
     """Those of a run, as its key has them (`audits.contribution_bounds`)."""
     bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
     factor = settings.audits.contribution_bounds
-    return MovedBounds(
-        fraud=factor * bounds.fraud,
-        spread=factor * bounds.spread,
-        bias=factor * bounds.bias,
-        report_only=bounds.report_only,
-        factor=factor,
-    )
+    widened = {name: factor * getattr(bounds, name) for name in ("fraud", "spread", "bias")}
+    return replace(bounds, **widened, factor=factor)
 
 
 @dataclass(frozen=True)

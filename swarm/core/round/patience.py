@@ -65,11 +65,11 @@ class Patience:
 
     def wait_for_leader(self, *, leads: bool, calm: int, parts_are_awaited: bool, now: float) -> None:
         """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
-        self.wait(2 if leads else calm * self.num_phases, now=now)
-        if parts_are_awaited and not leads and self.due is not None:
-            self.due = max(self.due, self.roster_until)
-        if not leads and self.due is not None:
-            self.due = max(self.due, self.result_until)
+        if leads:
+            self.wait(2, now=now)
+            return
+        until = max(self.result_until, self.roster_until if parts_are_awaited else -math.inf)
+        self.due = max(now + calm * self.num_phases * self.phase_s, until)
 
 
 @dataclass(frozen=True, kw_only=True)
