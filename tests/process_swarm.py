@@ -249,9 +249,10 @@ class ProcessSwarm:
         self.host = self.zygote.start(argv, self.root / "host.log", namespace=namespace)
 
     def events(self) -> list[dict[str, Any]]:
+        """What the host has told so far; a line that is being written is not read yet."""
         log = self.root / "host.log"
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [json.loads(line) for line in lines if line.startswith('{"event"')]
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
 
     def wait_for(self, kind: str, *, timeout_s: float = 120, **facts: Any) -> dict[str, Any]:
         """The first event of the kind with these facts since the host was (last) started."""
