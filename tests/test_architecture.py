@@ -35,6 +35,7 @@ IMPURE = {
     *("pathlib", "shutil", "tempfile", "secrets", "uuid", "logging", "torch", "sqlite3"),
 }
 CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
+CANONICAL = ("swarm/core/canonical.py", "ormsgpack")
 WORDY = "this is where"
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
@@ -139,8 +140,8 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
         ours = module == "swarm" or module == "swarm.core" or module.startswith("swarm.core.")
         if package == "swarm" and not ours:
             yield f"core imports {module}"
-        elif package != "swarm" and package not in sys.stdlib_module_names:
-            yield f"core imports {package}: it is the standard library's only"
+        elif package not in {"swarm", *sys.stdlib_module_names} and (path, package) != CANONICAL:
+            yield f"core imports {package}: but for canonical bytes it is the standard library's only"
     if _is_pure(path) and package in IMPURE:
         yield f"pure code imports {package}"
     if _is_pure(path) and module.startswith("random.") and module != "random.Random":
