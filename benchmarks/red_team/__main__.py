@@ -6,8 +6,8 @@ tokens that was lost; the held-out loss over that of one process that nobody lie
 counted, at its worst and at the end; after how many versions the liar was out. The row "nobody" is of runs without a
 liar: what is left of a ratio by chance.
 
-A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, unless `--steps` says
-otherwise.
+A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, and 100 versions more,
+in which what they spoilt is made up for, unless `--steps` says otherwise.
 
 `--keep FILE` keeps each run with the commit it is of, all attacks with one seed before any with the next, and goes on
 from there.
@@ -39,8 +39,9 @@ REPLICAS = 5
 """Of the liar's stage, itself among them."""
 LAWFUL_STEPS = FROM_STEP + int(bound_99(contribution_rate(REPLICAS), REPLICAS - 1)) + 2
 """A contribution is drawn more seldom than one of its microbatches; draws are revealed two versions later."""
-FIRST = Setting((REPLICAS, 1), ((0, 1),), steps=LAWFUL_STEPS)
-LAST = Setting((1, REPLICAS), ((1, 1),), steps=LAWFUL_STEPS)
+STEPS = LAWFUL_STEPS + 100
+FIRST = Setting((REPLICAS, 1), ((0, 1),), steps=STEPS)
+LAST = Setting((1, REPLICAS), ((1, 1),), steps=STEPS)
 ROOT = Path(__file__).parents[2]
 NOBODY = "nobody"
 LASTING = 2
