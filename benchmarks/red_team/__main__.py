@@ -6,8 +6,8 @@ tokens that was lost; the held-out loss over that of one process that nobody lie
 counted, at its worst and at the end; after how many versions the liar was out. The row "nobody" is of runs without a
 liar: what is left of a ratio by chance.
 
-A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, and 100 versions more,
-in which what they spoilt is made up for, unless `--steps` says otherwise.
+A run lasts as long as the law of audits needs to find 99 % of those who lie in each contribution, and 100 versions
+more, in which what they spoilt is made up for, unless `--steps` says otherwise.
 
 `--keep FILE` keeps each run with the commit it is of, all attacks with one seed before any with the next, and goes on
 from there.

@@ -99,6 +99,7 @@ class RoundDriver:
         assert machine is not None
         if sender in machine.facts.members:
             self._mail.heard(sender)
+            self.carry_out(state, machine.is_back(sender))
         now, heard = time.monotonic(), Heard([])
         if kind == HANDED_ON:
             return self._ropes.handed_on(state, sender, fields)

@@ -138,7 +138,7 @@ class PartExchange:
         head = SignedPart.of(reduced, roster, state.parts.reductions).to_value()
         body = state.parts.reduced[reduced.part, reduced.digest]
         for peer in to:
-            self._outbox.put(peer, Parcel(state, "reduced", head, body, reduced.part))
+            self._outbox.put(peer, Parcel(state, "reduced", head, body, reduced.part, reduced))
 
     async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
@@ -158,13 +158,15 @@ class PartExchange:
 
     def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
         """By the roster that is followed now: whether the peer reduces the contribution's part, and the contribution is
-        in it; and whether this peer still is the reducer of a reduced part, before the outcome names it."""
+        in it; and of a reduced part, whether this peer still is its reducer, and its roster not overtaken, before the
+        outcome names it."""
         machine, me = parcel.state.round, self._context.me
         roster = machine.roster if machine is not None else None
         if machine is None or roster is None:
             return True
-        if parcel.kind != "contributed":
-            return machine.result is not None or me in roster.reducers_of(parcel.part)
+        if parcel.reduced is not None:
+            is_due = machine.result is not None or me in roster.reducers_of(parcel.part)
+            return is_due and not machine.is_overtaken(parcel.reduced)
         return roster.contribution_of(me) is not None and roster.reducer_of(parcel.part, roster.cohort_of[me]) == peer
 
     # -- in -----------------------------------------------------------------------------------------------
@@ -304,7 +306,10 @@ class PartExchange:
         bodies: list[memoryview],
     ) -> Heard:
         machine.facts.check_member(sender)
-        await self._roster_known(state, machine, lambda: all(machine.roster_of(one.reduced) for one in said))
+        made = [one.reduced for one in said]
+        await self._roster_known(
+            state, machine, lambda: all(machine.roster_of(one) or machine.is_overtaken(one) for one in made)
+        )
         if machine.result is None and machine.roster is None:
             raise TransientError(f"no roster of step {state.step} here yet")
         rosters = [machine.roster_of(one.reduced) for one in said]
@@ -319,7 +324,7 @@ class PartExchange:
             self._keep_words(state, found)
             return Heard(out)
 
-        return _together(map(partial, repeat(came), [one.reduced for one in said], kept, taken))
+        return _together(map(partial, repeat(came), made, kept, taken))
 
     async def _take_signed(
         self,

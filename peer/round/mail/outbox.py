@@ -22,6 +22,7 @@ from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
+from swarm.core.round.contribution import ReducedPart
 from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of
 from verification.round.papers import Bytes
 
@@ -189,6 +190,8 @@ class Parcel:
     body: Bytes
     part: int = 0
     """The part's number."""
+    reduced: ReducedPart | None = None
+    """Which part it is, if it is none of a contribution."""
     fragment: Fragment | None = None
     """Which fragment of it the body is; None: it is whole."""
 

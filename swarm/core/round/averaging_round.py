@@ -424,6 +424,12 @@ class AveragingRound:
             return [SendRoster((sender,), self.roster)]
         return []
 
+    def is_back(self, peer: PeerId) -> Instructions:
+        """Something comes from a member. If it seemed gone, what it was to be told meanwhile was given up: who leads
+        tells it how the round stands."""
+        was_gone = self._gone.pop(peer, None) is not None
+        return self._news_for(peer, self.facts.first_view) if was_gone and self.leads else []
+
     def leave_out(self, peer: PeerId, *, now: float) -> Instructions:
         """A member does not show what its contribution was given for: where this peer leads, it is not proposed.
 
@@ -593,6 +599,10 @@ class AveragingRound:
         outcome = self.result.roster if self.result is not None else None
         known = (self.roster, outcome, *self._voter.rosters.values())
         return next((roster for roster in known if roster is not None and is_of(reduced, roster)), None)
+
+    def is_overtaken(self, reduced: ReducedPart) -> bool:
+        """Whether a part was made under a roster that this peer has left for another: nobody has a use for it."""
+        return self.roster_of(reduced) is None and any(is_of(reduced, roster) for roster in self._reduction.overtaken)
 
     def on_part(self, sender: PeerId, part: int) -> Instructions:
         """A contributor's part is here and matches its committed digest."""

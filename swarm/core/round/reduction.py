@@ -7,6 +7,7 @@ cohort's reducer aggregates its cohort's contributions to a share in fp32; one o
 shares and encodes the part once, and each of the others hands it on to its cohort.
 """
 
+from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ from swarm.core.round.parts import RoundParts, Slot
 from swarm.core.round.patience import Arrivals, Waits
 from swarm.core.round.proposal import left_by, with_reducers
 from swarm.core.round.voting import Sign
+
+MOST_OVERTAKEN = 8
 
 
 @dataclass
@@ -53,6 +56,8 @@ class RoundReduction:
     """When this peer says whose parts it still lacks."""
     is_over: bool = False
     """The outcome is certified: nothing is reduced any more."""
+    overtaken: deque[Roster] = field(default_factory=lambda: deque(maxlen=MOST_OVERTAKEN))
+    """Rosters that were followed, and say something else than those that are known now of their views."""
     _relayed: set[bytes] = field(default_factory=set)  # digests of parts
 
     def __post_init__(self) -> None:
@@ -65,6 +70,7 @@ class RoundReduction:
         earlier, self.roster = self.roster, roster
         if earlier is not None and earlier.facts_digest() != roster.facts_digest():
             self.parts.keep_what_fits(earlier, roster)
+            self.overtaken.append(earlier)
         mine = self._own_contribution(roster)
         moved_before = earlier is not None and self._own_contribution(earlier) is not None
         new_leader = earlier is None or earlier.leader != roster.leader

@@ -16,6 +16,7 @@ from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.mail.fragments import MOST_BEGUN, Fragment, Fragments
 from peer.round.mail.mail import RESEND_S, RoundMail
+from peer.round.mail.outbox import Parcel
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
@@ -46,6 +47,8 @@ ROSTER = roster_of(FACTS, commits={peer: contribution(peer, num_parts=4) for pee
 SENDER, OTHER, _ = FACTS.members
 CAP = 2.5
 WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
+OVERTAKEN = FACTS.members[:2]
+"""Who contributed under a roster that was left for another."""
 SIZE = 300
 CODEC = vector_codec("int8")
 PARTS = Parts(4 * SIZE, SIZE)
@@ -70,6 +73,9 @@ class Machine:
     def roster_of(self, reduced: ReducedPart) -> Any:
         return ROSTER if reduced.part < 4 and reduced.contributors == FACTS.members else None
 
+    def is_overtaken(self, reduced: ReducedPart) -> bool:
+        return reduced.contributors == OVERTAKEN
+
     def _take(self, what: str, part: int) -> list[Any]:
         self.heard.append((what, part))
         if part == 3:
@@ -90,7 +96,7 @@ class Machine:
 
 
 class Scene:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, call_s: float = 0.002) -> None:
         self.folder = folder
         self.out: list[Any] = []
         self.violations: list[Any] = []
@@ -113,7 +119,7 @@ class Scene:
         events.seal()
         context = SimpleNamespace(
             exact=self.exact,
-            settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=0.002)),
+            settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=call_s)),
             reductions=ReductionStore(2),
             me=OTHER,
             events=events,
@@ -128,8 +134,12 @@ class Scene:
         )
         self.machine = Machine([bulk_digest(body) for body in GOOD])
         screens: Any = SimpleNamespace(check_part=lambda *args, **named: None)
-        nothing_is_sent: Any = None
-        self.exchange = PartExchange(steps, nothing_is_sent, screens)
+        self.sent: list[Any] = []
+        mail: Any = SimpleNamespace(send=self._send)
+        self.exchange = PartExchange(steps, mail, screens)
+
+    async def _send(self, state: Any, peer: PeerId, meta: dict[str, Value], bodies: tuple[Any, ...]) -> None:
+        self.sent.append(meta["heads"])
 
     def receive(self, **meta: Any) -> None:
         """Take a message, and carry out what it leads to. Raises what was wrong."""
@@ -260,6 +270,23 @@ def test_message_that_contradicts_itself_is_refused_whole(scene: Scene, change: 
         scene.receive(**{**contributed([0], [GOOD[0]]), **change})
     assert scene.out == []
     assert scene.state.parts.received == {}
+
+
+def test_reduced_part_of_an_overtaken_roster_is_refused_at_once_and_not_sent(tmp_path: Path) -> None:
+    """A contribution was left out in the middle of a round. What was reduced with it fills the line for nothing."""
+    scene = Scene(tmp_path / "reductions", call_s=600.0)  # a roster that may still come is waited for
+    message = reduced([0], GOOD[:1])
+    (head,) = message["heads"]
+    old = replace(SignedPart.from_fields(Fields("head", head)).reduced, contributors=OVERTAKEN)
+    with pytest.raises(RemoteError, match="no roster"):
+        scene.receive(**message | {"heads": [SignedPart(old, SENDER, bytes(64), ()).to_value()]})
+    scene.exact.close(timeout_s=5)
+
+    scene.state.round, good = scene.machine, replace(old, contributors=FACTS.members)
+    made = [Parcel(scene.state, "reduced", {"of": of.contributors[-1]}, GOOD[0], 0, of) for of in (old, good)]
+    scene.machine.roster = SimpleNamespace(reducers_of=lambda part: (OTHER,))
+    asyncio.run(scene.exchange._send(SENDER, made))
+    assert scene.sent == [[{"of": FACTS.members[-1]}]]
 
 
 def test_reduced_part_past_the_last_is_refused(scene: Scene) -> None:

@@ -821,6 +821,7 @@ class World:
             elif target.finished is not None and not self.keeps_rounds:
                 self._later(self._delay(), lambda: self._adopt(sender, target))
             else:
+                self._do(target, target.round.is_back(sender.peer_id))
                 self._deliver(target, deliver, what)
 
         def timed_out() -> None:

@@ -18,7 +18,7 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Lack, LeftOut, Roster
+from swarm.core.round.contribution import Lack, LeftOut, ReducedPart, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.voting import Proof
 from swarm.identity.key import verify
@@ -101,8 +101,12 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
     assert [one.peer_id for one in smaller.left_out] == [slow.me]
     assert {one.reducer for one in smaller.left_out[0].said} == {leader.me, second.me}
     assert smaller.certificate == roster.certificate, "the words prove the rest: nobody votes once more"
+    of_all = ReducedPart(0, bytes(32), tuple(one.peer_id for one in roster.contributions))
+    assert second.roster_of(of_all) == roster
     second.on_roster(leader.me, smaller, now=LATER_S)
     assert second.roster == leader.roster == smaller
+    assert second.is_overtaken(of_all), "with what is left out nobody has a use for it"
+    assert not second.is_overtaken(replace(of_all, contributors=(leader.me,))), "its roster may still come"
     with pytest.raises(RemoteError, match="not on the roster"):
         second.expected_digest(0, slow.me)
     result = result_of(facts, smaller)

@@ -267,6 +267,18 @@ def test_parts_that_moved_to_another_reducer_keep_the_certificate_of_the_facts()
     assert second.roster == moved
 
 
+def test_a_member_that_is_back_is_told_the_roster_by_who_leads() -> None:
+    """Its line was dead when the roster that relieves it was sent: what it goes on sending would all be refused."""
+    _, (leader, second, third) = facts_and_rounds(3)
+    led_roster(leader)
+    assert leader.is_back(third.me) == []  # it never seemed gone
+    moved = only(leader.unreachable(third.me, now=0.1), SendRoster).roster
+    assert leader.is_back(third.me) == [SendRoster((third.me,), moved)]
+    assert leader.is_back(third.me) == []
+    second.unreachable(third.me, now=0.1)
+    assert second.is_back(third.me) == []  # who leads says it
+
+
 def test_parts_whose_contributors_all_died_are_left_empty() -> None:
     """Only the second did work, and dies before any of its parts arrives: the round ends with zeros."""
     facts, (leader, second) = facts_and_rounds(2, witnesses=1)
