@@ -83,8 +83,9 @@ class PartExchange:
         self.reducer = PartReducer(steps.replica)
         self._screens = screens
         self._reductions = steps.context.reductions
-        self._outbox = Outbox(self._context.tasks.spawn, self._send)
-        self._turns = Turns(most=MOST_FETCHED)
+        traffic = self._context.transport.traffic
+        self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
+        self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
 

@@ -7,7 +7,8 @@ self-scheduling, Polychronopoulos and Kuck 1987), and no line stands nearly empt
 
 Each message under way has a connection of its own, and all share this machine's uplink. Together they are no more than
 its buffer holds the least that TCP keeps under way of: or they would lose one another's packets, and the packets of
-votes and reports most of all.
+votes and reports most of all. A message to a peer whose line is much slower than others' fills none of that buffer: it
+goes beside the others, or two such would keep an uplink that carries no more nearly idle.
 """
 
 import asyncio
@@ -76,6 +77,8 @@ UNSURE_BYTES = 64 << 10
 that it comes, should the line have become slow."""
 UNKNOWN_BYTES_PER_S = 125_000.0
 """Of a line by which nothing was fetched yet."""
+NARROW = 4.0
+"""A line is narrow that carries so many times less than the fastest, though this peer's uplink carries both."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
 
@@ -89,6 +92,10 @@ class Meter:
     """Messages under way."""
     is_known: bool = False
     """Measured since it is busy."""
+    moved: Callable[[], int] | None = None
+    """All bytes that the line has carried, of whatever is sent over it: it is as fast as all of it, and not as what is
+    measured here alone, which would make room for the rest and be measured again as less. None: nothing else goes."""
+    _moved_before: int = 0
     _busy_since: float = 0.0
     _sent_bytes: int = 0
     """Since it is busy, or was measured."""
@@ -97,10 +104,14 @@ class Meter:
         """One message more."""
         if not self.busy:
             self._busy_since, self._sent_bytes, self.is_known = now, 0, False
+            self._moved_before = self.moved() if self.moved is not None else 0
         self.busy += 1
 
     def gone(self, num_bytes: int, now: float) -> None:
         """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
+        if self.moved is not None:
+            moved = self.moved()
+            self._moved_before, num_bytes = moved, moved - self._moved_before
         self._sent_bytes += num_bytes
         if now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES:
             self._measure(now)
@@ -126,9 +137,10 @@ class Meter:
 class Turns:
     """What one peer fetches at a time, of all others together: as much as its line carries side by side."""
 
-    def __init__(self, *, most: int) -> None:
+    def __init__(self, *, most: int, moved: Callable[[], int] | None = None) -> None:
+        """`moved`: as a `Meter` has it."""
         self._most = most
-        self._meter = Meter()
+        self._meter = Meter(moved=moved)
         self._ended = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -153,6 +165,8 @@ class _Line:
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
+    on_uplink: int = 0
+    """Of its lanes, those that have a share of the uplink. Others go beside."""
     is_over: bool = False
     """What is under way is to who is no member any more: it has no share of the uplink."""
 
@@ -215,15 +229,21 @@ class Outbox:
     together."""
 
     def __init__(
-        self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send, *, first_pace: Pace = FIRST_PACE
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        send: Send,
+        *,
+        first_pace: Pace = FIRST_PACE,
+        moved: Callable[[], int] | None = None,
     ) -> None:
-        """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured."""
+        """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured.
+        `moved`: of the uplink, as a `Meter` has it."""
         self._first_pace = first_pace
         self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
-        self._uplink = Meter()
+        self._uplink = Meter(moved=moved)
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
@@ -243,33 +263,52 @@ class Outbox:
             line = self._lines.pop(peer)
             line.waiting.clear()
             line.waiting_bytes, line.is_over = 0, True
-            for _ in range(line.meter.busy):
+            for _ in range(line.on_uplink):
                 self._uplink.end(now)
         self._begin()
 
     def _begin(self) -> None:
-        """One lane more, if there is room for it: to the peer that has the fewest."""
-        if not self._has_room(self._uplink.busy + 1):
-            return
-        able = [(line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
+        """One lane more, if there is room for it: to the peer that has the fewest, narrow lines last. Each of these has
+        one beside, and more only where the uplink has room for others all the same."""
+        able = [(self._is_narrow(line), line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
+        for is_narrow, busy, peer in able:
+            if is_narrow and busy == self._lines[peer].on_uplink:
+                self._begin_lane(peer, on_uplink=False)
+        able = [one for one in able if self._lines[one[-1]].has_room]
         if able:
-            _, peer = min(able)
-            line, now = self._lines[peer], time.monotonic()
-            line.meter.begin(now)
+            is_narrow, _, peer = min(able)
+            if self._has_room(self._uplink.busy + 1 + (LEAST_LANES if is_narrow else 0)):
+                self._begin_lane(peer, on_uplink=True)
+
+    def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
+        line, now = self._lines[peer], time.monotonic()
+        line.meter.begin(now)
+        if on_uplink:
+            line.on_uplink += 1
             self._uplink.begin(now)
-            self._spawn(self._send_waiting(peer, line))
+        self._spawn(self._send_waiting(peer, line, on_uplink=on_uplink))
+
+    def _is_narrow(self, line: _Line) -> bool:
+        rates = [other.meter.bytes_per_s for other in self._lines.values() if other.meter.bytes_per_s is not None]
+        return line.meter.bytes_per_s is not None and NARROW * line.meter.bytes_per_s < max(rates)
 
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         rate = self._uplink.bytes_per_s
         return lanes <= (self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL))
 
-    def _stays(self, line: _Line) -> bool:
+    def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""
-        fewest = min((other.meter.busy for other in self._lines.values() if other.has_room), default=line.meter.busy)
+        is_narrow = self._is_narrow(line)
+        if not on_uplink:
+            return is_narrow
+        others = [other.meter.busy for other in self._lines.values() if other.has_room and not self._is_narrow(other)]
+        if is_narrow and others:
+            return False
+        fewest = min(others, default=line.meter.busy)
         return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._uplink.busy)
 
-    async def _send_waiting(self, peer: PeerId, line: _Line) -> None:
+    async def _send_waiting(self, peer: PeerId, line: _Line, *, on_uplink: bool) -> None:
         try:
             while together := _take(line):
                 self._begin()  # of what was cut, the other fragments go beside the first
@@ -278,14 +317,17 @@ class Outbox:
                 if line.is_over:
                     break
                 line.meter.gone(num_bytes, now)
-                self._uplink.gone(num_bytes, now)
-                if not self._stays(line):
+                if on_uplink:
+                    self._uplink.gone(num_bytes, now)
+                if not self._stays(line, on_uplink=on_uplink):
                     break
                 self._begin()
         finally:
             line.meter.end(time.monotonic())
             if not line.is_over:
-                self._uplink.end(time.monotonic())
+                if on_uplink:
+                    line.on_uplink -= 1
+                    self._uplink.end(time.monotonic())
                 self._begin()
 
 

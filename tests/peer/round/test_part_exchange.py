@@ -124,6 +124,7 @@ class Scene:
             me=OTHER,
             events=events,
             tasks=SimpleNamespace(spawn=lambda work: work.close()),
+            transport=SimpleNamespace(traffic=lambda: (0, 0)),
         )
         steps: Any = SimpleNamespace(
             context=context,

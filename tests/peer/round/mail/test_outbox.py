@@ -37,6 +37,7 @@ class Wire:
         self.sent: list[tuple[PeerId, list[Parcel]]] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.open = asyncio.Event()
+        self.now = 0.0
         self.outbox = Outbox(self.spawn, self.send, first_pace=FIRST_PACE)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -48,7 +49,8 @@ class Wire:
 
     async def finished(self) -> None:
         self.open.set()
-        await asyncio.gather(*self.tasks)
+        while pending := [task for task in self.tasks if not task.done()]:  # a lane may begin another
+            await asyncio.gather(*pending)
 
 
 def parcel(number: int, num_bytes: int = 10, *, kind: str = "reduced", state: Any = STEP) -> Parcel:
@@ -158,14 +160,14 @@ def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
     asyncio.run(main())
 
 
-async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch, *, peer: PeerId = ONE) -> None:
     """Let it find out how fast the line is."""
-    now = 0.0
-    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: wire.now))
+    wire.open.clear()
     for _ in range(4):
-        wire.outbox.put(ONE, parcel(-1, SHORT_BYTES))
+        wire.outbox.put(peer, parcel(-1, SHORT_BYTES))
     await asyncio.sleep(0)
-    now = 4 * SHORT_BYTES / rate
+    wire.now += 4 * SHORT_BYTES / rate
     await wire.finished()
     wire.sent.clear()
     wire.tasks.clear()
@@ -223,6 +225,46 @@ def test_all_peers_together_have_no_more_lanes_than_a_slow_uplink_carries(monkey
     begun = asyncio.run(under_way(500_000.0))  # of which half was there when it was measured
     assert len(begun) == 4
     assert set(begun) == set(peers), "whoever has fewest comes first"
+
+
+def test_a_message_to_a_slow_line_goes_beside_those_that_fill_the_uplink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1 Mbit/s, two lanes: to a peer with a tenth of that they took all of both, and the others waited."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 12_500.0, monkeypatch, peer=OTHER)
+        await measured(wire, 125_000.0, monkeypatch)
+        wire.open.clear()
+        for number in range(8):
+            wire.outbox.put(OTHER, parcel(number, SHORTEST_BYTES))
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await settled()
+        begun = [peer for peer, _ in wire.sent]
+        assert (begun.count(ONE), begun.count(OTHER)) == (LEAST_LANES, 1)
+        wire.sent.clear()
+        wire.open.set()
+        await asyncio.sleep(0)
+        wire.open.clear()
+        await settled()
+        assert {peer for peer, _ in wire.sent} == {ONE, OTHER}
+        await wire.finished()
+        assert [numbers(parcels) for peer, parcels in wire.sent if peer == OTHER][-1] == [7]
+
+    asyncio.run(main())
+
+
+def test_an_uplink_that_carries_other_things_too_is_as_fast_as_all_of_them() -> None:
+    """While somebody joined, rounds had a tenth of the line, held that for its rate, and left the joiner the rest."""
+    moved = 0
+    meter = Meter(moved=lambda: moved)
+    moved = 5_000_000  # before it is busy
+    meter.begin(0.0)
+    moved += 2_500_000
+    meter.gone(250_000, 1.0)
+    assert meter.bytes_per_s == 2_500_000
+    moved += 2_500_000
+    meter.gone(1, 2.0)
+    assert meter.bytes_per_s == 2_500_000
 
 
 def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_the_others(
