@@ -188,6 +188,9 @@ class _Line:
         """Of the next message."""
         return UNSURE_BYTES if self.is_unsure else self.pace.next_bytes(self.waiting_bytes)
 
+    def is_below(self, bytes_per_s: float) -> bool:
+        return self.meter.bytes_per_s is not None and self.meter.bytes_per_s < bytes_per_s
+
     @property
     def has_room(self) -> bool:
         """Whether something waits that may go, as far as this peer's line goes."""
@@ -270,7 +273,8 @@ class Outbox:
     def _begin(self) -> None:
         """One lane more, if there is room for it: to the peer that has the fewest, narrow lines last. Each of these has
         one beside, and more only where the uplink has room for others all the same."""
-        able = [(self._is_narrow(line), line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
+        below = self._narrow_below
+        able = [(line.is_below(below), line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
         for is_narrow, busy, peer in able:
             if is_narrow and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
@@ -288,9 +292,10 @@ class Outbox:
             self._uplink.begin(now)
         self._spawn(self._send_waiting(peer, line, on_uplink=on_uplink))
 
-    def _is_narrow(self, line: _Line) -> bool:
-        rates = [other.meter.bytes_per_s for other in self._lines.values() if other.meter.bytes_per_s is not None]
-        return line.meter.bytes_per_s is not None and NARROW * line.meter.bytes_per_s < max(rates)
+    @property
+    def _narrow_below(self) -> float:
+        """Bytes a second."""
+        return max((line.meter.bytes_per_s or 0.0 for line in self._lines.values()), default=0.0) / NARROW
 
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
@@ -299,10 +304,11 @@ class Outbox:
 
     def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""
-        is_narrow = self._is_narrow(line)
+        below = self._narrow_below
+        is_narrow = line.is_below(below)
         if not on_uplink:
             return is_narrow
-        others = [other.meter.busy for other in self._lines.values() if other.has_room and not self._is_narrow(other)]
+        others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
         if is_narrow and others:
             return False
         fewest = min(others, default=line.meter.busy)
