@@ -151,14 +151,15 @@ def watch(
                     time.sleep(cut_s)
                     router.cut()
 
-                def came(what: str) -> float:
-                    """When the host said so of the newcomer."""
-                    event = events.wait_for(
-                        lambda event: event["event"] == what and event["at"] > came_at, timeout_s=left_s()
-                    )
-                    return float(event["at"])
-
-                newcomer_s = came("joined") - came("admitted")
+                admitted = events.wait_for(
+                    lambda event: event["event"] == "admitted" and event["at"] > came_at, timeout_s=left_s()
+                )
+                # Who was cut off may join again, too.
+                joined = events.wait_for(
+                    lambda event: event["event"] == "joined" and event["peer_id"] == admitted["peer_id"],
+                    timeout_s=left_s(),
+                )
+                newcomer_s = joined["at"] - admitted["at"]
             versions = [event["version"] for event in events.seen if event["event"] == "version"]
             wanted = max(versions) + ROUNDS_AFTER
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
