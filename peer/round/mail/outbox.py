@@ -27,7 +27,8 @@ from swarm.core.round.contribution import ReducedPart
 from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of
 from verification.round.papers import Bytes
 
-SHORTEST_BYTES = 16 << 10
+SHORTEST_BYTES = 32 << 10
+"""Of a line so slow that it has two lanes alone: while an answer of one is waited for, the other fills it."""
 MESSAGE_S = 0.1
 """How long a message should take."""
 UNDER_WAY_S = 1.6
@@ -70,7 +71,7 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE, FIRST_PEERS = Pace(SHORTEST_BYTES, 2, cuts=True), 4
+FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
 """While nothing has been measured: a line of 1 Mbit/s carries so much to each of so many peers in a second."""
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
