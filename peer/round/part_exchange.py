@@ -136,8 +136,6 @@ class PartExchange:
         assert state.round is not None
         roster = state.round.roster_of(reduced)
         assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
-        # Whose own parts did not come is waited for by nobody.
-        self._outbox.last = frozenset(one.peer_id for one in roster.left_out)
         head = SignedPart.of(reduced, roster, state.parts.reductions).to_value()
         body = state.parts.reduced[reduced.part, reduced.digest]
         for peer in to:

@@ -248,8 +248,6 @@ class Outbox:
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
         self._uplink = Meter(moved=moved)
-        self.last: Container[PeerId] = ()
-        """Who gets something when nothing goes to others."""
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
@@ -274,19 +272,18 @@ class Outbox:
         self._begin()
 
     def _begin(self) -> None:
-        """One lane more, if there is room for it: to the peer that has the fewest, those behind last. Each narrow line
-        has one beside, and more only where the uplink has room for others all the same."""
+        """One lane more, if there is room for it: to the peer that has the fewest, narrow lines last. Each of these has
+        one beside, and more only where the uplink has room for others all the same."""
         below = self._narrow_below
-        for peer, line in list(self._lines.items()):
-            if line.has_room and line.is_below(below) and line.meter.busy == line.on_uplink:
+        able = [(line.is_below(below), line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
+        for is_narrow, busy, peer in able:
+            if is_narrow and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
-        able = [
-            (self._is_behind(peer, below), line.meter.busy, peer)
-            for peer, line in self._lines.items()
-            if line.has_room and self._has_room(self._uplink.busy + 1 + (LEAST_LANES if line.is_below(below) else 0))
-        ]
+        able = [one for one in able if self._lines[one[-1]].has_room]
         if able:
-            self._begin_lane(min(able)[-1], on_uplink=True)
+            is_narrow, _, peer = min(able)
+            if self._has_room(self._uplink.busy + 1 + (LEAST_LANES if is_narrow else 0)):
+                self._begin_lane(peer, on_uplink=True)
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
         line, now = self._lines[peer], time.monotonic()
@@ -301,23 +298,19 @@ class Outbox:
         """Bytes a second."""
         return max((line.meter.bytes_per_s or 0.0 for line in self._lines.values()), default=0.0) / NARROW
 
-    def _is_behind(self, peer: PeerId, narrow_below: float) -> bool:
-        return peer in self.last or self._lines[peer].is_below(narrow_below)
-
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         rate = self._uplink.bytes_per_s
         return lanes <= (self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL))
 
-    def _stays(self, peer: PeerId, line: _Line, *, on_uplink: bool) -> bool:
+    def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""
         below = self._narrow_below
+        is_narrow = line.is_below(below)
         if not on_uplink:
-            return line.is_below(below)
-        others = [
-            one.meter.busy for other, one in self._lines.items() if one.has_room and not self._is_behind(other, below)
-        ]
-        if others and self._is_behind(peer, below):
+            return is_narrow
+        others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
+        if is_narrow and others:
             return False
         fewest = min(others, default=line.meter.busy)
         return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._uplink.busy)
@@ -333,7 +326,7 @@ class Outbox:
                 line.meter.gone(num_bytes, now)
                 if on_uplink:
                     self._uplink.gone(num_bytes, now)
-                if not self._stays(peer, line, on_uplink=on_uplink):
+                if not self._stays(line, on_uplink=on_uplink):
                     break
                 self._begin()
         finally:

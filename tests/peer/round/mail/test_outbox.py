@@ -253,26 +253,6 @@ def test_a_message_to_a_slow_line_goes_beside_those_that_fill_the_uplink(monkeyp
     asyncio.run(main())
 
 
-def test_whom_nobody_waits_for_gets_something_when_nothing_goes_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        wire = Wire()
-        await measured(wire, 125_000.0, monkeypatch, peer=OTHER)
-        await measured(wire, 125_000.0, monkeypatch)
-        wire.open.clear()
-        wire.outbox.last = {OTHER}
-        for number in range(4):
-            wire.outbox.put(OTHER, parcel(number, SHORTEST_BYTES // 2))
-            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES // 2))
-        await wire.finished()
-        order = [peer for peer, _ in wire.sent]
-        assert order[1:].index(OTHER) > order[1:].index(ONE), "but for what was under way when others' came"
-        rest = order[1:][order[1:].index(OTHER) :]
-        assert set(rest) == {OTHER}
-        assert [numbers(parcels) for peer, parcels in wire.sent if peer == OTHER][-1] == [3]
-
-    asyncio.run(main())
-
-
 def test_an_uplink_that_carries_other_things_too_is_as_fast_as_all_of_them() -> None:
     """While somebody joined, rounds had a tenth of the line, held that for its rate, and left the joiner the rest."""
     moved = 0

@@ -115,20 +115,6 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
     facts.check_result(certified(facts, result), verify, certified=True)
 
 
-def test_nobody_waits_for_the_vote_of_who_was_left_out() -> None:
-    """It has to fetch the bytes first, over the line on which its own did not come."""
-    _, (leader, second, third, slow) = facts_and_rounds(4)
-    roster = led_roster(leader)
-    for lack in lacks(roster, slow.me, [leader.me, second.me, third.me]):
-        leader.on_missing(lack.reducer, 0, [slow.me], [(slow.me, lack.signature)], now=LATER_S)
-    assert leader.roster is not None
-    assert [one.peer_id for one in leader.roster.left_out] == [slow.me]
-    asked_for = reduced(leader)
-    assert asked_for.phase == "result"
-    assert vote(leader, asked_for, second.me) == []
-    assert only(vote(leader, asked_for, third.me), SendBallot).proposal.phase == "commit"
-
-
 def test_whose_parts_were_missing_for_a_while_goes_on_reducing_when_another_is_left_out() -> None:
     facts, _ = facts_and_rounds(4)
     first, second, third, slow = facts.leaders
