@@ -7,17 +7,21 @@ as fast as up, 40 ms from home to home. The first stage's one peer and the host 
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
 results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission to the
-roster that names it. A figure whose name begins with `plan_` is what `swarm plan` says; the newcomer's that of a stage
-with one peer more, in which rounds go on. Needs root and `ip`.
+roster that names it; until it comes rounds are undisturbed. A figure whose name begins with `plan_` is what
+`swarm plan` says; the newcomer's that of a stage with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
+import contextlib
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,16 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from benchmarks.homes.disks import are_equal, members_on, results_on
 from benchmarks.homes.emulated import Paths, routing
 from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.training_throughput import Events, running
+from peer.owner.limits import held_bytes
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
+LOOK_EVERY_S = 0.5
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 """That are counted before the newcomer comes, and after it is a member."""
 DOWN_TIMES = 5.0
@@ -80,7 +87,7 @@ class Watched:
     fetched_steps: list[int]
     """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
     peak_bytes: int
-    """Of memory, of the founder that took most."""
+    """Of memory, of the founder that held most with its p2pd."""
     replicas_equal: bool
     addresses: dict[str, str]
 
@@ -118,7 +125,7 @@ def watch(
         hosting = start("host", "host", str(manifest), "--json", "--evaluate-tokens", "1", stdout=subprocess.PIPE)
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
-        running_peers = [join(name) for name in (SOURCE, *founders)][1:]
+        held = stack.enter_context(watching([join(name).pid for name in (SOURCE, *founders)][1:]))
         begin_by = time.monotonic() + READY_S
         while members_on(folder / founders[0]) < peers:
             if time.monotonic() > begin_by:
@@ -166,7 +173,6 @@ def watch(
         except click.ClickException:
             ended = {**events.seen[-1], "at": time.time()}
         (folder / "events.json").write_text(json.dumps(events.seen))
-        peaks = [_peak_bytes(process.pid) for process in running_peers]
         seen, lines = list(events.seen), list(router.seen)
     return Watched(
         seen,
@@ -176,21 +182,43 @@ def watch(
         newcomer_s,
         results_on(folder / founders[0]),
         [step for name in (*founders, NEWCOMER) for step in _fetched_steps(folder / name)],
-        max(peaks),
+        held.most_bytes,
         are_equal([folder / name for name in (*founders, NEWCOMER)]),
         addresses,
     )
 
 
-def _peak_bytes(pid: int) -> int:
-    """Of the process or of one of its children, whichever took most."""
-    pids = [pid]
-    for one in pids:
-        children = Path(f"/proc/{one}/task/{one}/children")
-        pids += [int(child) for child in children.read_text().split()] if children.exists() else []
-    status = [Path(f"/proc/{one}/status") for one in pids]
-    peaks = [line for path in status if path.exists() for line in path.read_text().splitlines() if "VmHWM" in line]
-    return max((int(line.split()[1]) * 1024 for line in peaks), default=0)
+class Held:
+    """The most memory that one of several processes held, with all that it started: what the kernel cannot take from
+    them."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.most_bytes = 0
+        self._processes = [psutil.Process(pid) for pid in pids]
+
+    def look(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                every = (process, *process.children(recursive=True))
+                self.most_bytes = max(self.most_bytes, sum(map(held_bytes, every)))
+
+
+@contextlib.contextmanager
+def watching(pids: Sequence[int]) -> Iterator[Held]:
+    """They are looked at every half second."""
+    held, is_over = Held(pids), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_EVERY_S):
+            held.look()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield held
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _fetched_steps(folder: Path) -> list[int]:
@@ -231,6 +259,9 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         left_out.update(str(one.peer_id)[-6:] for one in result.roster.left_out)
     steps = [event for event in watched.events if event["event"] == "step" and event["stage"] == 1]
     rounds = [event["round_s"] for event in steps if event["step"] >= begun["version"]]
+    came = (event["at"] for event in watched.events if event["event"] == "admitted" and event["at"] > begun["at"])
+    came_at = next(came, math.inf)
+    undisturbed = [event["round_s"] for event in steps if event["step"] >= begun["version"] and event["at"] < came_at]
     return {
         "contributions_dropped": dropped.total(),
         "part_contributions": offered,
@@ -239,6 +270,7 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         "rounds": len(results),
         "bytes_sent_twice_share": max(0.0, sent / HEADERS / due - 1.0) if due else None,
         "round_seconds": statistics.median(rounds) if rounds else None,
+        "undisturbed_round_seconds": statistics.median(undisturbed) if undisturbed else None,
         "plan_round_seconds": stage["round_s"],
         "step_seconds": usual_s,
         "newcomer_ready_s": watched.newcomer_s,
