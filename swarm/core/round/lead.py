@@ -231,8 +231,12 @@ class RoundLead:
             return self._send(roster) + self.follow(roster, now)
         if asked.result is not None:
             away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), self.me}
-            # Who is known to be late fetches the bytes when it can: others need not stand still for that.
-            living = {*self.facts.members} & {*self.ballots.voters} - away - {*self.facts.late}
+            # Who is known to be late fetches the bytes when it can: others need not stand still for that; nor, once
+            # most members have them, for who was left out of this round.
+            slow = {*self.facts.late}
+            if 2 * len({*self.facts.members} & self.ballots.votes.keys()) > len(self.facts.members):
+                slow |= {one.peer_id for one in asked.result.roster.left_out}
+            living = {*self.facts.members} & {*self.ballots.voters} - away - slow
             if (living and not late) or self.reduction.parts.lacking(asked.result):
                 return []  # the bytes should be with everyone who lives before they are needed
             self.voter.remember_result(replace(asked.result, certificate=certificate))

@@ -10,6 +10,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
     AveragingRound,
+    Instruction,
     Instructions,
     SayMissing,
     SendBallot,
@@ -37,6 +38,7 @@ from tests.swarm.core.round.round_members import (
     roster_of,
     signed,
     vote,
+    witnesses_of,
 )
 from tests.swarm.core.round.round_world import contribution, identity_of, reduced_part, round_of
 
@@ -113,6 +115,43 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
     second.on_ballot(leader.me, asked_result(facts, result), now=LATER_S)
     assert has(fetched(second, result), SendVote)
     facts.check_result(certified(facts, result), verify, certified=True)
+
+
+def leads_without_one(num_members: int) -> tuple[RoundFacts, AveragingRound, list[PeerId], Proposal]:
+    """The leader, which asks for votes on its result; one member was left out, and these were not."""
+    facts, (leader, *rest) = facts_and_rounds(num_members, witnesses=3)
+    others, slow = [one.me for one in rest[:-1]], rest[-1].me
+    roster, out = led_roster(leader), list[Instruction]()
+    for lack in lacks(roster, slow, [leader.me, *others]):
+        out += leader.on_missing(lack.reducer, 0, [slow], [(slow, lack.signature)], now=LATER_S)
+    assert [one.peer_id for one in only(out, SendRoster).roster.left_out] == [slow]
+    if others:
+        return facts, leader, others, reduced(leader)
+    for part in range(facts.num_parts):
+        out += leader.aggregated(reduced_part(part, (leader.me,)), now=LATER_S)
+    return facts, leader, others, only(out, SendBallot).proposal
+
+
+def test_once_most_have_the_bytes_nobody_waits_for_the_vote_of_who_was_left_out() -> None:
+    """It has to fetch them over the line on which its own did not come."""
+    facts, leader, others, asked_for = leads_without_one(3)
+    assert vote(leader, asked_for, *witnesses_of(facts), now=LATER_S) == []
+    out = vote(leader, asked_for, *others, now=LATER_S)
+    assert only(out, SendBallot).proposal.phase == "commit"
+
+
+def test_fewer_do_not_leave_the_others_behind() -> None:
+    """On lines that had all become slow a leader went on alone, and two members on good lines fell off the stage."""
+    facts, leader, others, asked_for = leads_without_one(2)
+    assert not others
+    assert vote(leader, asked_for, *witnesses_of(facts), now=LATER_S) == []
+    out: list[Instruction] = []
+    while not has(out, SendBallot):
+        due = leader.deadline
+        assert due is not None
+        assert due < 2 * LATER_S, "but for a while"
+        out = leader.tick(now=due)
+    assert only(out, SendBallot).proposal.phase == "commit"
 
 
 def test_whose_parts_were_missing_for_a_while_goes_on_reducing_when_another_is_left_out() -> None:
