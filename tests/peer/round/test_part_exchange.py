@@ -659,7 +659,7 @@ def test_a_call_that_fails_at_once_is_not_made_again_and_again_in_the_same_momen
                 await sent(transport)
 
     asyncio.run(main())
-    assert transport.calls == 4
+    assert 1 < transport.calls <= 4
 
 
 def test_the_last_fragment_of_a_part_that_was_not_taken_is_wanted_again() -> None:
