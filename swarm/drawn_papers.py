@@ -30,7 +30,8 @@ DRAWN = 32
 """Entries that a voter draws of a round's contributions, in equal shares; of each at least one."""
 MOST_REMEMBERED = 1024
 DISTRUSTED_STEPS = 8
-"""Whose papers did not come is waited for an eighth as long in so many steps after it."""
+"""Whose papers did not come is waited for an eighth as long in so many steps after it, and then as long as at first:
+papers that a full line holds up would never come in an eighth of their time."""
 
 KNOWN_SOON_S = 0.1
 CheckEntry = Callable[[Contribution, int, Value], bool]
@@ -72,7 +73,9 @@ class DrawnPapers:
             return
         me = self._transport.peer_id
         others = [made for made in roster.contributions if made.peer_id != me]
-        asked = (self.lack(made, num_members=num_members, within_s=within_s) for made in others)
+        asked = (
+            self.lack(made, num_members=num_members, within_s=within_s, leads=made.peer_id == leader) for made in others
+        )
         for made, lack in zip(others, await asyncio.gather(*asked), strict=True):
             if lack is None:
                 continue
@@ -83,17 +86,22 @@ class DrawnPapers:
             self._remember(made)
 
     async def lack(
-        self, made: Contribution, *, num_members: int, within_s: float
+        self, made: Contribution, *, num_members: int, within_s: float, leads: bool = False
     ) -> RemoteError | TransientError | None:
-        """Why its maker does not show what is drawn of it here; None if it does."""
+        """Why its maker does not show what is drawn of it here; None if it does. Who `leads` holds up its own round
+        alone: it has all of its time always."""
         if made.digest() in self._shown or not made.work:
             return None
-        if int(made.step) - self._withheld.get(made.peer_id, -DISTRUSTED_STEPS - 1) <= DISTRUSTED_STEPS:
+        since = int(made.step) - self._withheld.get(made.peer_id, -DISTRUSTED_STEPS - 1)
+        is_distrusted = 0 <= since <= DISTRUSTED_STEPS
+        if is_distrusted and not leads:
             within_s /= 8
         try:
             await self.fetch(made, self._drawn(made, num_members), of=made.peer_id, within_s=within_s)
         except (RemoteError, TransientError) as error:
             log.info("step %d: papers of %s: %s", made.step, made.peer_id[-6:], error)
+            if is_distrusted:
+                return error
             self._withheld[made.peer_id] = int(made.step)
             while len(self._withheld) > MOST_REMEMBERED:
                 del self._withheld[next(iter(self._withheld))]

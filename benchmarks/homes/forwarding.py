@@ -1,6 +1,6 @@
-"""A home router that forwards ports to who asks for it, by NAT-PMP or by UPnP: a program in the router's namespace.
+"""A home router that forwards ports to who asks for it, by NAT-PMP, PCP or UPnP: a program in the router's namespace.
 
-    python -m benchmarks.homes.forwarding NAMESPACE nat-pmp|upnp INSIDE OUTSIDE
+    python -m benchmarks.homes.forwarding NAMESPACE nat-pmp|pcp|upnp INSIDE OUTSIDE
 
 It listens at the router's inner address, and forwards by carrying bytes itself. It ends with its standard input.
 """
@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 from aiohttp import web
 
 from benchmarks.homes.namespaces import enter
-from swarm.network.router.nat_pmp import ROUTER_PORT
+from swarm.network.router.asking import ROUTER_PORT
 
 MOST_PORTS = 64
 SEARCHES = ("239.255.255.250", 1900)
@@ -58,8 +58,8 @@ class Ports:
             self._servers.pop(outer)[1].close()
 
 
-class NatPmpRouter(asyncio.DatagramProtocol):
-    """The router's side of RFC 6886, of TCP alone."""
+class AskedRouter(asyncio.DatagramProtocol):
+    """A router that is asked by datagrams."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -74,19 +74,61 @@ class NatPmpRouter(asyncio.DatagramProtocol):
         task.add_done_callback(self._working.discard)
 
     async def _answer(self, data: bytes, addr: tuple[str, int]) -> None:
+        raise NotImplementedError
+
+    async def _held(self, to: Inner, wanted: int, seconds: int) -> int:
+        """The outer port that leads there, for so long; 0 where none is left."""
+        held = next((outer for outer, beyond in self._ports.listed if beyond == to), 0)
+        if seconds:
+            return held or await self._ports.forward(to, wanted) or await self._ports.forward(to, 0)
+        self._ports.forget(held)
+        return held
+
+
+class NatPmpRouter(AskedRouter):
+    """The router's side of RFC 6886, of TCP alone."""
+
+    async def _answer(self, data: bytes, addr: tuple[str, int]) -> None:
         if data == b"\0\0":
             outside = socket.inet_aton(self._ports.outside)
             self._transport.sendto(struct.pack(">BBHI4s", 0, 128, 0, 0, outside), addr)
         elif len(data) == 12 and data[:2] == b"\0\2":
             _, inner, wanted, seconds = struct.unpack(">HHHI", data[2:])
-            to = (addr[0], inner)
-            held = next((outer for outer, beyond in self._ports.listed if beyond == to), 0)
-            if seconds:
-                held = held or await self._ports.forward(to, wanted) or await self._ports.forward(to, 0)
-            else:
-                self._ports.forget(held)
+            held = await self._held((addr[0], inner), wanted, seconds)
             result = 0 if held or not seconds else 4
             self._transport.sendto(struct.pack(">BBHIHHI", 0, 130, result, 0, inner, held, seconds), addr)
+
+
+class PcpRouter(AskedRouter):
+    """The router's side of RFC 6887, of TCP and IPv4 alone; of another version it says that it is another."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._nonces: dict[Inner, bytes] = {}
+
+    async def _answer(self, data: bytes, addr: tuple[str, int]) -> None:
+        if data[:1] != b"\2":
+            self._transport.sendto(struct.pack(">BBxBI16x", 2, 128 | data[1], 1, 0), addr)
+            return
+        seconds, client = struct.unpack(">I16s", data[4:24])
+        nonce, protocol, inner, wanted, _ = struct.unpack(">12sB3xHH16s", data[24:60])
+        to = (addr[0], inner)
+        if client != _mapped(addr[0]):
+            result, held = 12, 0
+        elif protocol != 6 or self._nonces.setdefault(to, nonce) != nonce:
+            result, held = 2, 0
+        else:
+            held = await self._held(to, wanted, seconds)
+            result = 0 if held or not seconds else 8
+            if not seconds:
+                del self._nonces[to]
+        said = struct.pack(">BBxBII12x", 2, 129, result, seconds, 9)
+        mapping = struct.pack(">12sB3xHH16s", nonce, protocol, inner, held, _mapped(self._ports.outside))
+        self._transport.sendto(said + mapping, addr)
+
+
+def _mapped(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6, f"::ffff:{address}")
 
 
 @dataclass
@@ -204,7 +246,8 @@ async def _main(protocol: str, inside: str, outside: str) -> None:
     if protocol == "upnp":
         await UpnpRouter(inside, ports).serve()
     else:
-        await loop.create_datagram_endpoint(lambda: NatPmpRouter(ports), local_addr=(inside, ROUTER_PORT))
+        asked = {"nat-pmp": NatPmpRouter, "pcp": PcpRouter}[protocol]
+        await loop.create_datagram_endpoint(lambda: asked(ports), local_addr=(inside, ROUTER_PORT))
     print(json.dumps({"forwards": outside}), flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

@@ -146,7 +146,7 @@ class Reachability:
             if told.answers:
                 self._is(Reach.REACHABLE, f"the host dialled it back at {' and '.join(told.hosts)}{self._routers_word}")
                 self._relay, self._transport.relayed = None, ()
-            else:
+            elif self._relay is None:
                 self._is(Reach.OUTBOUND, f"the host cannot dial it at {' and '.join(told.hosts)}{self._routers_word}")
 
     async def _redial(self) -> None:

@@ -460,7 +460,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         _plan_stage(settings, stage, num_parameters[stage], hidden_size, assumptions)
         for stage in range(settings.model.num_stages)
     )
-    step_s = _step_s(settings, stages, assumptions)
+    step_s = step_seconds(settings, stages, assumptions)
     # Who joins is one of the peers of its stage: the others are there.
     there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
     before = tuple(
@@ -468,7 +468,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     share = joiner_share(there)
-    beside_s = max(_step_s(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
+    beside_s = max(step_seconds(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
     joins_s = [_join_s(settings, part, beside_s, there) for part in before]
     stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     run_s = step_s * settings.optimizer.total_steps
@@ -632,7 +632,7 @@ def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: 
     return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
 
 
-def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
+def step_seconds(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
     """Synchronous rounds follow the work, which begins with an empty pipeline: (m + s - 1) / m times the work of m
     microbatches in s equal stages. With delay = 1 they share links and cores with it."""
     if settings.averaging.delay == 0:

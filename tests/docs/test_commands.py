@@ -29,6 +29,7 @@ COSTLY_SMOKE_S = 900.0
 NEED_NAMESPACES = (
     "benchmarks.big_stage",
     "benchmarks.homes.bulk",
+    "benchmarks.homes.end",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
     "benchmarks.outer_steps",
@@ -40,6 +41,7 @@ COSTLY = (
     "benchmarks.churn.kills",
     "benchmarks.fleet.fit",
     "benchmarks.homes.bulk",
+    "benchmarks.homes.end",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
     "benchmarks.kernels",

@@ -9,7 +9,7 @@ import pytest
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution
 from swarm.core.round.voting import Certificate, Proof
@@ -46,6 +46,7 @@ class Desk:
     transport: Transport
     withholds_from: set[PeerId] = field(default_factory=set)
     answers: bool = True
+    slow_s: float = 0.0
     asked: list[tuple[PeerId, PeerId, tuple[int, ...]]] = field(default_factory=list)
     lies: bool = False
     has_none: bool = False
@@ -58,8 +59,7 @@ class Desk:
         fields, entries = read_asked(request)
         of = fields.peer("of")
         self.asked.append((sender, of, entries))
-        if not self.answers:
-            await asyncio.sleep(60.0)
+        await asyncio.sleep(self.slow_s if self.answers else 60.0)
         if sender in self.withholds_from:
             raise TransientError("not here")
         if of != self.transport.peer_id:
@@ -167,6 +167,36 @@ def test_who_does_not_answer_is_waited_for_and_for_a_while_after_that_less() -> 
             waits.append(loop.time() - before)
         assert waits[0] >= 0.4 > 2 * waits[1]
         assert DISTRUSTED_STEPS > 0
+
+    asyncio.run(play())
+
+
+def test_who_was_late_once_has_its_whole_time_again_though_it_was_late_in_an_eighth_of_it() -> None:
+    """Papers of a home's full line take more than that, in every step."""
+
+    async def play() -> None:
+        scene, number = Scene(), int(FACTS.step)
+        maker, voter = scene.desks[MAKER], scene.papers[VOTER]
+        maker.slow_s = 0.3
+        for step, within_s, is_shown in ((0, 0.2, False), (4, 0.8, False), (8, 0.8, False), (9, 0.8, True)):
+            made = replace(contribution(MAKER, num_work=40), step=Step(number + step))
+            lack = await voter.lack(made, num_members=4, within_s=within_s)
+            assert (lack is None) == is_shown, step
+
+    asyncio.run(play())
+
+
+def test_who_leads_has_its_whole_time_always() -> None:
+    """A stage of one is led by nobody else, and it holds up no other's round."""
+
+    async def play() -> None:
+        scene = Scene()
+        maker, voter = scene.desks[MAKER], scene.papers[VOTER]
+        maker.answers = False
+        assert await voter.lack(scene.made, num_members=4, within_s=0.1) is not None
+        maker.answers, maker.slow_s = True, 0.3
+        await voter.check(scene.proposal(), MAKER, num_members=4, within_s=0.8)
+        assert [of for _, of, _ in scene.desks[LEADER].asked] == []
 
     asyncio.run(play())
 

@@ -41,9 +41,10 @@ class IdleStreams:
         return None
 
     def put(self, peer_id: PeerId, stream: Stream, *, is_punched: bool = False) -> None:
-        """The call on this stream has ended well, to the last byte of its answer."""
+        """The call on this stream has ended well, to the last byte of its answer. Punched ones are as few of a peer as
+        whoever punches makes."""
         streams = self._streams.setdefault(peer_id, [])
-        if len(streams) >= MOST_OF_A_PEER or self._count >= MOST_OF_ALL:
+        if (len(streams) >= MOST_OF_A_PEER and not is_punched) or self._count >= MOST_OF_ALL:
             stream.close()
             if not streams:
                 del self._streams[peer_id]

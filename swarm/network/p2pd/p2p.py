@@ -7,6 +7,7 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -58,6 +59,9 @@ _ITS_TURN_S = 5.0
 _LOOK_AGAIN_S = 0.2
 _LOOK_AT_STREAMS_S = 5.0
 """A punched stream that broke in use never comes to rest."""
+SMALL_TALK_WAITS_S = 0.25
+"""For a punched stream that comes to rest, while all of them are at work; then it goes by the relay. At the end of such
+a time one does on lines for which a round's messages are cut."""
 PROVE = "punched"
 """{} -> {}: that whoever answers on a new connection is the peer."""
 _MOST_ONLOOKERS = 4
@@ -166,23 +170,28 @@ class P2PTransport:
             raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id", None)
         phase = "connecting"
         stream: Stream | None = None
-        self._consider_direct(peer_id, request.num_bytes)
+        request_head, body = framing.encode_request(method, request, timeout_s=timeout_s)
+        request_bytes = len(request_head) + request.num_bytes
         try:
             async with asyncio.timeout(timeout_s):
-                if self._is_bulk(peer_id, request.num_bytes):
+                is_bulk = await self._is_bulk(peer_id, request_bytes, max_body_bytes)
+                self._consider_direct(peer_id, request_bytes, is_bulk=is_bulk)
+                if is_bulk:
                     await self._direct.found_out(peer_id, timeout_s)
-                is_bulk = self._is_bulk(peer_id, max(request.num_bytes, max_body_bytes))
-                stream = self._idle.take(peer_id) or await self._open_stream(peer_id, is_bulk=is_bulk)
+                # What a punch begins by has no time to lose: half of its way is waited for.
+                within_s = math.inf if is_bulk else 0.0 if method in (PUNCH, GO) else SMALL_TALK_WAITS_S
+                stream = self._idle.take(peer_id) or await self._open_stream(peer_id, within_s)
                 if is_bulk and not (self.relay_carries_bulk or isinstance(stream, SealedSocket)):
                     await self._spare_relay(peer_id)
             phase = "sending and waiting"
-            head = await self._exchange_heads(stream, method, request, timeout_s)
+            head = await self._exchange_heads(stream, method, request_head, body, timeout_s)
             phase = "receiving the answer"
             reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
             if isinstance(stream, SealedSocket) or not (self._direct.knows(peer_id) or self._is_punched(peer_id)):
                 self._rest(peer_id, stream)
                 stream = None
-            self._consider_direct(peer_id, len(reply.body))
+            reply_bytes = head.meta_bytes + head.body_bytes
+            self._consider_direct(peer_id, reply_bytes, is_bulk=reply_bytes >= self._worth_bytes(peer_id))
             return reply
         except TimeoutError as error:
             raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
@@ -357,20 +366,24 @@ class P2PTransport:
 
     # The calling side.
 
-    async def _open_stream(self, peer_id: PeerId, *, is_bulk: bool) -> Stream:
+    async def _open_stream(self, peer_id: PeerId, within_s: float) -> Stream:
         stream: Stream | None = await self._direct.open(peer_id)
-        if stream is None and is_bulk:
-            stream = await self._punched_stream(peer_id)
+        if stream is None:
+            stream = await self._punched_stream(peer_id, within_s)
         return stream or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
 
-    async def _punched_stream(self, peer_id: PeerId) -> Stream | None:
-        """One that comes to rest, or of those that are punched meanwhile; None when there are no such any more."""
-        while self._puncher is not None and self._puncher.num_streams(peer_id):
+    async def _punched_stream(self, peer_id: PeerId, within_s: float) -> Stream | None:
+        """One that comes to rest in time, or if that is endless, of those that are punched meanwhile; None when there
+        is none, or are no such any more."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + within_s
+        while self._is_punched(peer_id) and (left_s := give_up_at - loop.time()) > 0:
             waits: set[asyncio.Future[Any]] = {self._idle.arrival(peer_id)}
-            punching = self._puncher.punch(peer_id)
+            punching = self._punch(peer_id) if left_s == math.inf else None
             if punching is not None:
                 waits.add(punching)
-            await asyncio.wait(waits, timeout=_LOOK_AT_STREAMS_S, return_when=asyncio.FIRST_COMPLETED)
+            timeout_s = min(left_s, _LOOK_AT_STREAMS_S)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             stream = self._idle.take(peer_id)
             if stream is not None:
                 return stream
@@ -387,16 +400,18 @@ class P2PTransport:
         self._idle.put(peer_id, stream, is_punched=is_punched)
 
     async def _take_punched(self, peer_id: PeerId, stream: SealedSocket) -> None:
-        head = await self._exchange_heads(stream, PROVE, Message(), self._settings.connect_s)
+        timeout_s = self._settings.connect_s
+        request_head, body = framing.encode_request(PROVE, Message(), timeout_s=timeout_s)
+        head = await self._exchange_heads(stream, PROVE, request_head, body, timeout_s)
         await self._read_reply(stream, peer_id, PROVE, head, 0)
         if not self._is_punched(peer_id):
             self._idle.drop(peer_id)  # p2pd's
         self._idle.put(peer_id, stream, is_punched=True)
 
-    def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
+    def _consider_direct(self, peer_id: PeerId, num_bytes: int, *, is_bulk: bool) -> None:
         if self._settings.direct_port is None or self._is_punched(peer_id):
             return
-        if self._is_bulk(peer_id, num_bytes) or self._direct.is_worth_it(peer_id, num_bytes):
+        if is_bulk or self._direct.is_worth_it(peer_id, num_bytes):
             self._direct.consider(peer_id)
 
     async def _spare_relay(self, peer_id: PeerId) -> None:
@@ -404,10 +419,19 @@ class P2PTransport:
         if await self._control.remote_host(peer_id) is None:
             raise UnreachableError(f"{peer_id}: only a relay leads there, and it carries no bulk any more")
 
-    def _is_bulk(self, peer_id: PeerId, num_bytes: int) -> bool:
-        """Whether so much is worth a way of its own."""
+    async def _is_bulk(self, peer_id: PeerId, num_bytes: int, max_answer_bytes: int) -> bool:
+        """Whether so much is worth a way of its own, or what may be answered where a relay would carry it."""
+        most_bytes = max(num_bytes, max_answer_bytes)
+        if most_bytes >= WORTH_PUNCHING_BYTES and not (peer_id in self._hosts or self._direct.knows(peer_id)):
+            with contextlib.suppress(TransientError):
+                await self.connected_peers()
+        worth_bytes = self._worth_bytes(peer_id)
+        return (most_bytes if worth_bytes == WORTH_PUNCHING_BYTES else num_bytes) >= worth_bytes
+
+    def _worth_bytes(self, peer_id: PeerId) -> int:
+        """Less where a relay carries it, as far as is known, or did before the peer was punched."""
         is_behind_relay = self._is_punched(peer_id) or self._hosts.get(peer_id, "") is None
-        return num_bytes >= (WORTH_PUNCHING_BYTES if is_behind_relay else WORTH_BYTES)
+        return WORTH_PUNCHING_BYTES if is_behind_relay else WORTH_BYTES
 
     async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
         answer = await self.call(peer_id, OFFER, Message(), timeout_s=ASK_S, max_body_bytes=0)
@@ -425,22 +449,24 @@ class P2PTransport:
             six = None if self.dialled_back.is_silent(6) else six
         return Message(replace(offer, port4=four, port6=six).to_value())
 
-    async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
+    async def _exchange_heads(
+        self, stream: Stream, method: str, head: bytes, body: Sequence[memoryview], timeout_s: float
+    ) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
-        head, body = framing.encode_request(method, request, timeout_s=timeout_s)
+        num_bytes = len(head) + sum(map(len, body))
         sending = Sending(stream, head, *body)
         try:
             reply_head = await framing.reply_head_after(
                 stream,
                 sending,
-                len(head) + request.num_bytes,
+                num_bytes,
                 wait_s=timeout_s,
                 window_s=self._settings.window_s,
             )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
             if sending.is_done:
-                self._bytes_sent += len(head) + request.num_bytes
+                self._bytes_sent += num_bytes
             return reply_head
         finally:
             sending.stop()

@@ -6,6 +6,7 @@ from typing import Protocol
 from swarm.core.errors import TransientError
 from swarm.network.router.forwarded import Forwarded
 from swarm.network.router.nat_pmp import NatPmp, gateway
+from swarm.network.router.pcp import Pcp
 from swarm.network.router.upnp import Upnp
 
 
@@ -29,7 +30,7 @@ class PortMapper:
     def of_this_home(cls) -> "PortMapper | None":
         """Of the default route's router; None if there is none, or the system does not tell."""
         router = gateway()
-        return cls([NatPmp(router), Upnp()]) if router is not None else None
+        return cls([NatPmp(router), Pcp(router), Upnp()]) if router is not None else None
 
     async def ask(self, ports: Sequence[int]) -> Forwarded:
         """Have these TCP ports of this machine forwarded, each by its own number if that is free.

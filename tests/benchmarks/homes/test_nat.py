@@ -17,7 +17,7 @@ from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
-PROTOCOLS = ["nat-pmp", "upnp"]
+PROTOCOLS = ["nat-pmp", "pcp", "upnp"]
 COUNTED_S = 180.0
 OUTAGE_S = 45.0
 """After 30 s without an answer p2pd gives a connection up."""

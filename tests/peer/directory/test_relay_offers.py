@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import MAX_RELAY_ADDRESSES, RelayOffer, relay_topic
 from swarm.identity.key import Identity
+from swarm.network.directory.dial_back import DialledAt, DialledBack
 from swarm.network.memory import MemoryNetwork
 from swarm.network.p2pd.relay_place import RelayPlace
 from swarm.network.transport import Message
@@ -90,6 +92,34 @@ def test_whoever_takes_a_place_goes_on_announcing_itself(other: str) -> None:
         assert len(transport.relayed) < MAX_RELAY_ADDRESSES
         if reach.reach is Reach.RELAYED:
             assert transport.relayed[0].startswith(GOOD)
+
+    asyncio.run(scenario())
+
+
+def test_who_has_a_place_is_relayed_still_when_the_host_could_not_dial_it_once_more() -> None:
+    """It has itself dialled every ten minutes, and its place is for longer."""
+
+    class InTouch(Hidden):
+        forwarded = None
+
+        async def connected_peers(self) -> list[PeerId]:
+            return [HOST.peer_id, RELAY.peer_id]
+
+        async def ask_to_be_dialled(self, peer_id: PeerId) -> DialledBack:
+            return DialledBack((DialledAt("203.0.113.1", False),))
+
+        async def take_place(self, relay: PeerId) -> RelayPlace:
+            return RelayPlace(time.time() + 3600.0, 0)
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        await told(network, RELAY, RELAY.peer_id, [GOOD])
+        reach = reachability(InTouch(), network)
+        reach._directory.num_neighbours = 1
+        for _ in range(2):
+            reach._ask_at = 0.0
+            await reach._look()
+            assert reach.reach is Reach.RELAYED, reach.why
 
     asyncio.run(scenario())
 

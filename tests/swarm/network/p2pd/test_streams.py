@@ -17,6 +17,7 @@ from swarm.network.loop import new_event_loop
 from swarm.network.p2pd import idle_streams
 from swarm.network.p2pd.idle_streams import IdleStreams
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.punch.puncher import MOST_STREAMS
 from swarm.network.transport import Message
 
 pytestmark = pytest.mark.processes
@@ -177,6 +178,20 @@ def test_idle_stream_is_closed_after_its_time(monkeypatch: pytest.MonkeyPatch) -
             async with asyncio.timeout(5):
                 assert await asyncio.get_running_loop().sock_recv(theirs, 1) == b""
             assert idle.take(SOMEONE) is None
+
+    asyncio.run(main())
+
+
+def test_as_many_punched_streams_of_a_peer_rest_as_are_punched() -> None:
+    async def main() -> None:
+        idle, pairs = IdleStreams(), [socket.socketpair() for _ in range(MOST_STREAMS)]
+        for ours, _ in pairs:
+            ours.setblocking(False)
+            idle.put(SOMEONE, ours, is_punched=True)
+        assert all(ours.fileno() >= 0 for ours, _ in pairs)
+        idle.close()
+        for _, theirs in pairs:
+            theirs.close()
 
     asyncio.run(main())
 

@@ -12,9 +12,11 @@ import pytest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
+from swarm.network.bulk.framing import ReplyHead
 from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sockets import Stream
 from swarm.network.loop import new_event_loop
-from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.p2pd.p2p import SMALL_TALK_WAITS_S, P2PSettings, P2PTransport
 from swarm.network.punch import puncher as module
 from swarm.network.punch.puncher import PUNCH, Asked, Puncher
 from swarm.network.transport import Message
@@ -157,5 +159,87 @@ def test_a_peer_causes_so_many_punches_within_a_minute_and_needs_ports_that_were
             await puncher(b).asked(a.peer_id, Message(ask.to_value()))
         for agreed in list(puncher(b)._agreed):
             puncher(b)._forget(*agreed)
+
+    three.run(main())
+
+
+def by_a_relay_alone(one: P2PTransport, other: P2PTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As p2pd lists its peers."""
+    plain = one._control.remote_hosts
+
+    async def remote_hosts() -> dict[PeerId, str | None]:
+        return {**await plain(), other.peer_id: None}
+
+    monkeypatch.setattr(one._control, "remote_hosts", remote_hosts)
+
+
+def answered_by(peer: P2PTransport, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Of each answer that a peer reads from now on: the method, and whether it came by a stream past p2pd."""
+    found: list[tuple[str, bool]] = []
+    plain = peer._read_reply
+
+    async def read_reply(stream: Stream, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int) -> Message:
+        found.append((method, isinstance(stream, SealedSocket)))
+        return await plain(stream, peer_id, method, head, max_body_bytes)
+
+    monkeypatch.setattr(peer, "_read_reply", read_reply)
+    return found
+
+
+@pytest.mark.parametrize("asked", ["give", "note", "take"])
+def test_what_a_relay_would_carry_waits_for_a_punch_from_the_first_call_on(
+    three: Three, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the answer that is long, or the request, and there what it says or what it brings."""
+    a, b = three.a, three.b
+    found = answered_by(a, monkeypatch)
+    by_a_relay_alone(a, b, monkeypatch)
+
+    async def answer(_: PeerId, request: Message) -> Message:
+        return Message({}, BULK if asked == "give" else b"")
+
+    async def main() -> None:
+        b.serve(asked, answer, max_body_bytes=1 << 20)
+        requests = {"give": Message(), "note": Message({"said": BULK[:10_000]}), "take": Message({}, BULK[:10_000])}
+        await a.call(b.peer_id, asked, requests[asked], timeout_s=30, max_body_bytes=1 << 20 if asked == "give" else 0)
+
+    three.run(main())
+    assert (asked, True) in found
+    assert (asked, False) not in found
+
+
+def test_small_talk_takes_the_next_punched_stream_that_rests(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = three.a, three.b
+    found = answered_by(a, monkeypatch)
+    by_a_relay_alone(a, b, monkeypatch)
+
+    async def linger(_: PeerId, request: Message) -> Message:
+        await asyncio.sleep(SMALL_TALK_WAITS_S / 2)
+        return request
+
+    async def hang(_: PeerId, request: Message) -> Message:
+        await asyncio.sleep(10 * SMALL_TALK_WAITS_S)
+        return request
+
+    async def call(method: str) -> None:
+        await a.call(b.peer_id, method, Message(), timeout_s=10, max_body_bytes=0)
+
+    async def main() -> None:
+        b.serve("linger", linger, max_body_bytes=0)
+        b.serve("hang", hang, max_body_bytes=0)
+        await until_punched(a, b)
+        await asyncio.wait(puncher(a)._tasks | puncher(b)._tasks, timeout=5)
+        num_streams = puncher(a).num_streams(b.peer_id)
+        busy = [asyncio.ensure_future(call("linger")) for _ in range(num_streams)]
+        await asyncio.sleep(0)
+        await call("echo")
+        await asyncio.gather(*busy)
+        assert ("echo", True) in found
+        assert ("echo", False) not in found
+        busy = [asyncio.ensure_future(call("hang")) for _ in range(puncher(a).num_streams(b.peer_id))]
+        await asyncio.sleep(0)
+        await call("echo")  # none comes to rest in time: it has its answer all the same
+        assert found[-1] == ("echo", False)
+        await asyncio.gather(*busy)
 
     three.run(main())

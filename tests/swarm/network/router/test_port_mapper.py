@@ -19,9 +19,10 @@ from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.directory.dht import DHTDirectory
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
-from swarm.network.router import nat_pmp
+from swarm.network.router import asking, nat_pmp
 from swarm.network.router.forwarded import Forwarded
 from swarm.network.router.nat_pmp import NatPmp, gateway
+from swarm.network.router.pcp import Pcp
 from swarm.network.router.port_mapper import PortMapper
 from swarm.network.transport import Message
 
@@ -80,7 +81,7 @@ async def routing(answer: Answer) -> AsyncIterator[tuple[Router, PortMapper]]:
 
 @pytest.fixture(autouse=True)
 def _is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nat_pmp, "TRIES_S", (0.1, 0.1))
+    monkeypatch.setattr(asking, "TRIES_S", (0.1, 0.1))
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
 
 
@@ -128,6 +129,13 @@ def test_a_router_that_forwards_nothing_is_said(answer: Answer, said: str) -> No
                 await mapper.ask([4001])
 
     asyncio.run(main())
+
+
+def test_who_cannot_be_asked_need_not_be_told_of_the_end() -> None:
+    for way in (NatPmp("255.255.255.255"), Pcp("255.255.255.255")):  # not without leave to broadcast
+        with pytest.raises(TransientError, match="cannot be asked"):
+            asyncio.run(way.ask([4001]))
+        asyncio.run(way.end([4001]))
 
 
 def test_who_is_in_the_same_home_dials_the_port_itself() -> None:
