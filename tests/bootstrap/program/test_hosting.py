@@ -89,7 +89,7 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
         stop.set()
         async with asyncio.timeout(SOON_S):
             await hosting
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 10.0
         assert shown[-1] == {"event": "finished"}
         ballast.unlink()
         ledger = Ledger(disk / "ledger.sqlite")

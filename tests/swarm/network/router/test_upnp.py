@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,18 +16,14 @@ from swarm.network.router.forwarded import LIFETIME_S, Forwarded
 from swarm.network.router.igd import MOST_BYTES, OTHER_PORTS
 from swarm.network.router.port_mapper import PortMapper
 from swarm.network.router.upnp import Upnp
+from tests.ports import own_port
 
 HOME, OUTSIDE = "127.0.0.1", "127.0.0.2"
 INNER_AND_LEASE = ("NewInternalPort", "NewLeaseDuration")
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server((OUTSIDE, 0)) for _ in range(count)]
-    try:
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()
+    return [own_port() for _ in range(count)]
 
 
 @asynccontextmanager
