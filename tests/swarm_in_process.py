@@ -33,6 +33,7 @@ from peer.stage.events import Applied
 from swarm.attacks import parse_attack
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
+from swarm.local.rehearsal import rehearse
 from swarm.manifest.file import parse_manifest
 from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork
@@ -423,6 +424,7 @@ async def swarm_in_process(
     stage are there.
     """
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
+    rehearse(run.settings)  # in a checkout where nobody did they are compiled: what is waited for below is not that
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
     text = manifest if isinstance(manifest, str) else ""
     swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {}, text, device_of)
