@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -145,19 +145,29 @@ class Zygote:
             # Not rglob: what ends meanwhile takes its folder away.
             found = [f"{at}/{name}" for at, folders, files in os.walk(self.runtime) for name in (*folders, *files)]
             left = [path for path in found if not path.endswith("/homeswarm")]
-            for process in psutil.process_iter():
+            for process in self._processes():
                 with contextlib.suppress(psutil.Error):
-                    marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
-                    if marked and process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                        left.append(f"process {process.pid} {' '.join(process.cmdline())[:100]}")
+                    left.append(f"process {process.pid} {' '.join(process.cmdline())[:100]}")
             if not left or time.monotonic() > give_up_at:
                 return left
             pause.wait(0.1)
 
+    def _processes(self) -> Iterator[psutil.Process]:
+        """All that are there of what it has started, and of what those have."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
+                if marked and process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
     def close(self) -> None:
+        """Nothing stays of it, whichever test failed before what it had detached was told to leave."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         shutil.rmtree(self.runtime, ignore_errors=True)
 
 
