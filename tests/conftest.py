@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests import ROOT
@@ -29,6 +31,13 @@ PROCESSES = "processes"
 WARM = pytest.StashKey[WarmPython]()
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
+
+# Of properties the same examples are tried each time, however long each waits for the processor. Others are drawn with
+# `--hypothesis-profile default`.
+hypothesis_settings.register_profile(
+    "ours", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("ours")
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
