@@ -86,7 +86,7 @@ class Zygote:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._ready.wait(120), "the zygote did not start"
+        assert self._ready.wait(240), "the zygote did not start"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
