@@ -137,7 +137,7 @@ class Zygote:
         """Whether the process stands still (SIGSTOP)."""
         return not self.has_ended(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
-    def leftovers(self, *, timeout_s: float = 30.0) -> list[str]:
+    def leftovers(self, *, timeout_s: float = 10.0) -> list[str]:
         """What is still there after at most `timeout_s`: processes (so their ports), socket files, folders."""
         give_up_at = time.monotonic() + timeout_s
         pause = threading.Event()

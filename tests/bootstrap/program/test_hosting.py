@@ -1,6 +1,7 @@
 """A host whose disk is full hears its owner, is gone for all others, and is back by itself where it was."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,9 @@ def p2pd_at(address: str) -> psutil.Process:
     """The process that listens at a multiaddress."""
     port = port_of(address)
     for process in psutil.Process().children(recursive=True):
-        if any(held.laddr and held.laddr.port == port for held in process.net_connections("tcp")):
-            return process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(held.laddr and held.laddr.port == port for held in process.net_connections("tcp")):
+                return process
     raise AssertionError(f"nothing listens at {address}")
 
 

@@ -86,7 +86,7 @@ def test_two_gpus_train_both_stages_of_a_run_in_one_daemon(zygote: Zygote, tmp_p
         assert sum(child.name() == "p2pd" for child in started) == 2
         daemon.send_signal(signal.SIGKILL)
         zygote.exit_code(daemon.pid, timeout_s=30)
-        assert not psutil.wait_procs(started, timeout=30)[1], "nothing is left behind"
+        assert not psutil.wait_procs(started, timeout=10)[1], "nothing is left behind"
 
         machine.join()
         again = machine.until(works)
