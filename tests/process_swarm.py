@@ -164,7 +164,7 @@ class Zygote:
         """Nothing stays of it, whichever test failed before what it had detached was told to leave."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
         for process in self._processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -32,7 +32,7 @@ def ask(zygote: Zygote, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     return done.stdout
 
