@@ -310,7 +310,7 @@ class InProcessSwarm:
         """Whether the host has, by itself."""
         return self._conducting.done()
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""
         async with self._while_versions_come(timeout_s):
             while not condition():
@@ -318,7 +318,7 @@ class InProcessSwarm:
                 waiting = asyncio.ensure_future(self._event_came.wait())
                 await self._first_of(waiting)
 
-    async def until_version(self, version: int, *, timeout_s: float = 30.0) -> None:
+    async def until_version(self, version: int, *, timeout_s: float = 60.0) -> None:
         """Wait until every stage has reached `version`."""
         await self.until(lambda: self.host.progress.done_versions() >= version, timeout_s=timeout_s)
 

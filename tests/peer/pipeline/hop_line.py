@@ -212,7 +212,7 @@ class HopLine:
         await peer.server.stop()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             while not condition():  # noqa: ASYNC110 - conditions of all kinds
                 await asyncio.sleep(0.002)
 
