@@ -54,7 +54,7 @@ def status_once(zygote: Zygote, folder: Path, holds: Callable[[dict[str, Any]], 
 
 def has_credit_and_work(told: dict[str, Any]) -> bool:
     """Of the last step too: in each the other replica may have been the quicker."""
-    return bool((told["credit"] or {}).get("tokens") and (told["work"] or {}).get("last_step_tokens"))
+    return bool(told["credit"]["tokens"] and told["work"]["last_step_tokens"])
 
 
 def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: Path) -> None:
