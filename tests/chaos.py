@@ -91,7 +91,7 @@ class Chaos:
         match fault.kind:
             case "kill":
                 os.kill(self._pid(name), signal.SIGKILL)
-                swarm.zygote.exit_code(self._pid(name), timeout_s=10)
+                swarm.zygote.exit_code(self._pid(name), timeout_s=30)
             case "stop":
                 os.kill(self._pid(name), signal.SIGSTOP)
             case "clock":

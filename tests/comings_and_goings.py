@@ -33,7 +33,7 @@ LOCAL_STEPS = 6
 """Of a run of one stage in windows."""
 HOST = "host"
 LEASE_S = 1.0
-GOES_ON_WITHIN_S = 30.0
+GOES_ON_WITHIN_S = 60.0
 """From the return of the last to a new version that all replicas have made."""
 LOOK_S = 0.1
 

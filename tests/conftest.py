@@ -4,9 +4,10 @@ import gc
 import os
 import random
 import secrets
+import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests import ROOT
 from tests.swarm.local.warm_python import WarmPython
 
 if TYPE_CHECKING:  # whoever deals out the tests runs none, and need not load what they do
+    from types import FrameType
+
     from xdist.workermanage import WorkerController
 
     from tests.process_swarm import Zygote
@@ -29,6 +34,14 @@ PROCESSES = "processes"
 WARM = pytest.StashKey[WarmPython]()
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
+ENDED_AGAIN_S = 60.0
+
+# Of properties the same examples are tried each time, however long each waits for the processor. Others are drawn with
+# `--hypothesis-profile default`.
+hypothesis_settings.register_profile(
+    "ours", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("ours")
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
@@ -140,6 +153,29 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker(PROCESSES) is None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+class TimedOut(SystemExit):
+    """A test has taken too long. What is raised in a signal's handler event loops let through if it ends a program:
+    uvloop logs all else, a task keeps it, and the test would go on."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer() -> Generator[None, bool, bool]:
+    """And once more after a while: where it hits a loop's own books, what is closed then may wait for ever."""
+    is_set = yield
+    fail, (left_s, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    if callable(fail) and left_s:
+
+        def end(number: int, frame: "FrameType | None") -> None:
+            try:
+                fail(number, frame)
+            except pytest.fail.Exception as failed:
+                raise TimedOut(failed.msg) from None
+
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, left_s, ENDED_AGAIN_S)
+    return is_set
 
 
 @pytest.fixture(scope="session")

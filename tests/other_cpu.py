@@ -25,7 +25,7 @@ def digests_on_another_cpu(module: str) -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]

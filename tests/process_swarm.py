@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -86,7 +86,7 @@ class Zygote:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._ready.wait(120), "the zygote did not start"
+        assert self._ready.wait(240), "the zygote did not start"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -145,19 +145,29 @@ class Zygote:
             # Not rglob: what ends meanwhile takes its folder away.
             found = [f"{at}/{name}" for at, folders, files in os.walk(self.runtime) for name in (*folders, *files)]
             left = [path for path in found if not path.endswith("/homeswarm")]
-            for process in psutil.process_iter():
+            for process in self._processes():
                 with contextlib.suppress(psutil.Error):
-                    marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
-                    if marked and process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                        left.append(f"process {process.pid} {' '.join(process.cmdline())[:100]}")
+                    left.append(f"process {process.pid} {' '.join(process.cmdline())[:100]}")
             if not left or time.monotonic() > give_up_at:
                 return left
             pause.wait(0.1)
 
+    def _processes(self) -> Iterator[psutil.Process]:
+        """All that are there of what it has started, and of what those have."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
+                if marked and process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
     def close(self) -> None:
+        """Nothing stays of it, whichever test failed before what it had detached was told to leave."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         shutil.rmtree(self.runtime, ignore_errors=True)
 
 
@@ -227,7 +237,7 @@ class ProcessSwarm:
             if pid and not self.zygote.has_ended(pid):
                 with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                     os.kill(pid, signal.SIGKILL)
-                self.zygote.exit_code(pid, timeout_s=10)
+                self.zygote.exit_code(pid, timeout_s=30)
         if kind is not None:
             for log in sorted(self.root.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text()[-3000:]}")
@@ -245,24 +255,28 @@ class ProcessSwarm:
         argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", own]
         argv += ["--json", "--verbose", "--evaluate-tokens", "512", "--report", str(self.root / "report.json"), *extra]
         argv += [] if self.stays else ["--ends-with-run"]
+        log = self.root / "host.log"
+        if log.exists() and not log.read_bytes().endswith(b"\n"):  # it was killed within a line
+            os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
         self._log_start = len(self.events())
-        self.host = self.zygote.start(argv, self.root / "host.log", namespace=namespace)
+        self.host = self.zygote.start(argv, log, namespace=namespace)
 
     def events(self) -> list[dict[str, Any]]:
         """What the host has told so far; a line that is being written is not read yet."""
         log = self.root / "host.log"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
+        *lines, _ = log.read_bytes().split(b"\n") if log.exists() else [b""]
+        return [json.loads(line) for line in lines if line.startswith(b'{"event"')]
 
     def wait_for(self, kind: str, *, timeout_s: float = 120, **facts: Any) -> dict[str, Any]:
         """The first event of the kind with these facts since the host was (last) started."""
         give_up_at = time.monotonic() + timeout_s
         pause = threading.Event()
         while time.monotonic() < give_up_at:
+            has_ended = self.zygote.has_ended(self.host)  # before what it has told is read: it may be its last
             for event in self.events()[self._log_start :]:
                 if event["event"] == kind and all(event.get(name) == value for name, value in facts.items()):
                     return event
-            assert not self.zygote.has_ended(self.host), f"the host ended before {kind} {facts}"
+            assert not has_ended, f"the host ended before {kind} {facts}"
             pause.wait(0.05)
         raise AssertionError(f"no event {kind} {facts} within {timeout_s} s")
 
@@ -307,8 +321,9 @@ class ProcessSwarm:
         os.kill(self.peers[name], signal.SIGKILL)
 
     def leave(self, name: str) -> None:
-        """The peer is told to leave in good order, as by Ctrl-C; see `has_left`."""
-        os.kill(self.peers[name], signal.SIGINT)
+        """The peer is told to leave in good order, as by Ctrl-C; see `has_left`. It may have gone by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.peers[name], signal.SIGINT)
 
     def has_left(self, name: str, *, timeout_s: float = 80.0) -> None:
         """Wait until a peer that was told to leave has gone, and well."""

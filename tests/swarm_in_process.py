@@ -33,6 +33,7 @@ from peer.stage.events import Applied
 from swarm.attacks import parse_attack
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
+from swarm.local.rehearsal import rehearse
 from swarm.manifest.file import parse_manifest
 from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork
@@ -309,7 +310,7 @@ class InProcessSwarm:
         """Whether the host has, by itself."""
         return self._conducting.done()
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""
         async with self._while_versions_come(timeout_s):
             while not condition():
@@ -317,7 +318,7 @@ class InProcessSwarm:
                 waiting = asyncio.ensure_future(self._event_came.wait())
                 await self._first_of(waiting)
 
-    async def until_version(self, version: int, *, timeout_s: float = 30.0) -> None:
+    async def until_version(self, version: int, *, timeout_s: float = 60.0) -> None:
         """Wait until every stage has reached `version`."""
         await self.until(lambda: self.host.progress.done_versions() >= version, timeout_s=timeout_s)
 
@@ -423,6 +424,7 @@ async def swarm_in_process(
     stage are there.
     """
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
+    rehearse(run.settings)  # in a checkout where nobody did they are compiled: what is waited for below is not that
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
     text = manifest if isinstance(manifest, str) else ""
     swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {}, text, device_of)

@@ -146,7 +146,7 @@ class UpnpRouter(asyncio.DatagramProtocol):
         app = web.Application()
         app.router.add_get("/igd.xml", self._describe)
         app.router.add_post("/control", self._act)
-        stack, runner = contextlib.AsyncExitStack(), web.AppRunner(app)
+        stack, runner = contextlib.AsyncExitStack(), web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, self.inside, 0)

@@ -50,8 +50,10 @@ class ProcessLock:
         os.close(self._descriptor)
 
     def _write(self, value: dict[str, object]) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(value).encode(), 0)
+        """In one piece over what was there: whoever looks meanwhile finds what it says now, or said before."""
+        text = json.dumps(value).encode()
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
 
 
 def holder_of(path: Path) -> Holder | None:

@@ -30,5 +30,5 @@ def test_a_program_that_ends_is_said_at_once_with_its_last_lines(ending: str, tm
         events = Events(programs[0].process)
         began = time.monotonic()
         with pytest.raises(click.ClickException, match=rf"{ending} has ended with exit code 1:(.|\n)*needs 35 GiB"):
-            events.wait_for(lambda event: event["event"] == "genesis", timeout_s=60.0, programs=programs)
-        assert time.monotonic() - began < 30.0
+            events.wait_for(lambda event: event["event"] == "genesis", timeout_s=240.0, programs=programs)
+        assert time.monotonic() - began < 120.0

@@ -82,7 +82,7 @@ def test_of_processes_that_need_a_kernel_at_the_same_time_one_compiles_it_and_sa
             assert one.stdin is not None
             one.stdin.write("\n")
             one.stdin.flush()
-        said = sorted(one.communicate(timeout=60)[0].split("\n")[:-1] for one in both)
+        said = sorted(one.communicate(timeout=200)[0].split("\n")[:-1] for one in both)
     assert said[0] == ["0 1"]
     assert said[1][-1] == "1 0"
     assert [line.split(" for ")[0] for line in said[1][:-1]] == ["compiles its kernels"]

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -44,11 +43,14 @@ def test_grpc_does_not_talk_of_the_programs_that_are_started() -> None:
 
 
 def test_help_is_quick() -> None:
+    """By the processor's time: others may have it for longer."""
     times_s = []
     for _ in range(3):
-        started = time.perf_counter()
-        subprocess.run([*SWARM, "--help"], capture_output=True, check=True)
-        times_s.append(time.perf_counter() - started)
+        with subprocess.Popen([*SWARM, "--help"], stdout=subprocess.DEVNULL) as started:
+            _, status, used = os.wait4(started.pid, 0)
+            started.returncode = os.waitstatus_to_exitcode(status)
+        assert started.returncode == 0
+        times_s.append(used.ru_utime + used.ru_stime)
     assert min(times_s) < 0.5
 
 

@@ -163,9 +163,9 @@ def test_who_does_not_answer_is_waited_for_and_for_a_while_after_that_less() -> 
         waits = []
         for _ in range(2):
             before = loop.time()
-            assert await scene.papers[VOTER].lack(scene.made, num_members=4, within_s=0.4) is not None
+            assert await scene.papers[VOTER].lack(scene.made, num_members=4, within_s=1.0) is not None
             waits.append(loop.time() - before)
-        assert waits[0] >= 0.4 > 2 * waits[1]
+        assert waits[0] >= 1.0 > 2 * waits[1]
         assert DISTRUSTED_STEPS > 0
 
     asyncio.run(play())
@@ -218,7 +218,7 @@ def test_signers_who_are_not_known_yet_are_waited_for() -> None:
 
         def known_later(made: Contribution, entry: int, value: Value) -> bool:
             seen.append(entry)
-            return len(seen) > 20
+            return len(seen) > 3
 
         voter = DrawnPapers(scene.desks[VOTER].transport, known_later, random.Random(0))
         assert await voter.lack(scene.made, num_members=4, within_s=WITHIN_S) is None

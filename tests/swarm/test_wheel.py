@@ -43,8 +43,8 @@ class Stranger:
         """The first of the kind that what was started says."""
         give_up_at = time.monotonic() + within_s
         while time.monotonic() < give_up_at:
-            for line in (self.home / "said").read_text().splitlines():
-                if line.startswith(f'{{"event": "{kind}"') and line.endswith("}"):
+            for line in (self.home / "said").read_text().split("\n")[:-1]:  # the last is being written
+                if line.startswith(f'{{"event": "{kind}"'):
                     told: dict[str, Any] = json.loads(line)
                     return told
             time.sleep(0.1)

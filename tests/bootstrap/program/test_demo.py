@@ -480,7 +480,7 @@ def test_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     demo = subprocess.Popen([*SWARM, "demo", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _until("the host starts", lambda: any("swarm host" in line for line in _left_behind(out)), 60)
+        _until("the host starts", lambda: any("swarm host" in line for line in _left_behind(out)), 240)
         demo.send_signal(signal.SIGKILL)
         demo.wait()
         _until("all processes are gone", lambda: not _left_behind(out), 10)

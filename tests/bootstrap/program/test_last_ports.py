@@ -13,13 +13,14 @@ from bootstrap.program.held_run import HeldRun
 from bootstrap.program.host import HostSettings
 from bootstrap.program.hosting import Hosting, HostingSettings
 from bootstrap.program.last_ports import PORTS, LastPorts
+from tests.ports import own_port
 from tests.swarm_in_process import manifest_of, prepare
 
 
 def test_a_port_is_taken_again_when_nothing_else_listens_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_ports, "FREED_WITHIN_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = own_port()
+    with socket.create_server(("127.0.0.1", port)):
         LastPorts(tmp_path).note({"web": port})
         assert asyncio.run(LastPorts(tmp_path).free("web", "127.0.0.1")) == 0
     assert asyncio.run(LastPorts(tmp_path).free("web", "127.0.0.1")) == port

@@ -167,7 +167,7 @@ def _go(swarm: ProcessSwarm, row: Row) -> None:
     if row.in_good_order:
         if row.host_goes:
             os.kill(swarm.host, signal.SIGKILL)
-            assert swarm.zygote.exit_code(swarm.host, timeout_s=10) == -signal.SIGKILL
+            assert swarm.zygote.exit_code(swarm.host, timeout_s=30) == -signal.SIGKILL
         for name in row.gone:
             swarm.leave(name)
         for name in row.gone:
@@ -177,7 +177,7 @@ def _go(swarm: ProcessSwarm, row: Row) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        assert swarm.zygote.exit_code(pid, timeout_s=10) == -signal.SIGKILL
+        assert swarm.zygote.exit_code(pid, timeout_s=30) == -signal.SIGKILL
 
 
 def _kill_all(swarm: ProcessSwarm) -> None:
@@ -186,7 +186,7 @@ def _kill_all(swarm: ProcessSwarm) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        swarm.zygote.exit_code(pid, timeout_s=10)
+        swarm.zygote.exit_code(pid, timeout_s=30)
 
 
 def _newest_checkpoint(root: Path) -> int:

@@ -344,7 +344,7 @@ def test_a_live_run_is_rolled_back_and_its_host_killed_and_started_again(zygote:
         swarm.wait_for("version", version=done["version"] + 2)
 
         os.kill(swarm.host, signal.SIGKILL)
-        assert zygote.exit_code(swarm.host, timeout_s=10) == -9
+        assert zygote.exit_code(swarm.host, timeout_s=30) == -9
         swarm.start_host()
         assert swarm.wait_for("recovered", timeout_s=90)["version"] >= done["version"] + 2
         report = swarm.finish(timeout_s=180)

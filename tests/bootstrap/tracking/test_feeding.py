@@ -1,6 +1,7 @@
 """A tracker has each row once, however often the host or the tracker ends; read back by TensorBoard's own reader."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -44,6 +45,16 @@ def held(folder: Path) -> dict[str, list[tuple[int, float]]]:
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def feeding_processes() -> list[psutil.Process]:
+    """Of this process."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # and zombies, which others have left here
+            if "bootstrap.tracking.feeding" in child.cmdline():
+                found.append(child)
     return found
 
 
@@ -111,9 +122,8 @@ def test_a_feeding_process_that_is_killed_is_started_again_beside_a_host_that_do
         async with Tracking([job], told.append):
             train(ledger, 0, 1)
             await until_held(2)
-            for child in psutil.Process().children():
-                if "bootstrap.tracking.feeding" in child.cmdline():
-                    os.kill(child.pid, signal.SIGKILL)
+            for child in feeding_processes():
+                os.kill(child.pid, signal.SIGKILL)
             train(ledger, 2)
             await until_held(3)
             train(ledger, 3)  # written at the end, if not before
@@ -121,7 +131,7 @@ def test_a_feeding_process_that_is_killed_is_started_again_beside_a_host_that_do
     asyncio.run(host())
     assert held(tmp_path)["training_loss"] == [(step, loss_of(step)) for step in range(4)]
     assert [event["event"] for event in told] == ["not_tracked", "tracked_again"]
-    assert not [child for child in psutil.Process().children() if "bootstrap.tracking.feeding" in child.cmdline()]
+    assert not feeding_processes()
 
 
 @pytest.mark.processes

@@ -38,7 +38,7 @@ def test_bytes_equal_those_of_the_cpu(device: str, interpret: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]

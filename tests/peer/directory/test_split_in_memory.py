@@ -36,9 +36,9 @@ async def scenario(folder: Path) -> dict[str, Any]:
                 swarm.network.heal(one, other.peer_id)
         for peer, ahead in zip(pausers, goers, strict=True):
             while peer.steps.version < ahead.steps.version:  # it may still end a step that was under way
-                assert await peer.steps.wait_for_version(int(ahead.steps.version), timeout_s=20.0)
+                assert await peer.steps.wait_for_version(int(ahead.steps.version), timeout_s=120.0)
             if peer.steps.version > ahead.steps.version:
-                assert await ahead.steps.wait_for_version(int(peer.steps.version), timeout_s=20.0)
+                assert await ahead.steps.wait_for_version(int(peer.steps.version), timeout_s=120.0)
             assert peer.steps.chain.name == ahead.steps.chain.name
         goers[0].daemon.shared.permit.give()
         return await swarm.finished(timeout_s=60.0)

@@ -205,7 +205,7 @@ def test_the_doctor_names_what_is_wrong_at_a_real_run(zygote: Zygote, tmp_path: 
             assert remedy in found[name][2], (name, found)
 
         os.kill(swarm.host, signal.SIGKILL)
-        zygote.exit_code(swarm.host, timeout_s=5)
+        zygote.exit_code(swarm.host, timeout_s=30)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             found = examined(zygote, swarm, tmp_path / "alone", listen=f"127.0.0.1:{taken.getsockname()[1]}")
         assert found["seed"][0] == found["listening"][0] == "problem", found

@@ -24,7 +24,7 @@ def said(case: str) -> list[str]:
         start_new_session=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert not done.stderr

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from peer.program.state_folder import StateFolder
+from swarm.network.services.daemon_client import daemon_client
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -29,7 +32,7 @@ def ask(zygote: Zygote, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     return done.stdout
 
@@ -41,21 +44,33 @@ def status_of(zygote: Zygote, folder: Path) -> dict[str, Any]:
     return told | peer
 
 
+def status_once(zygote: Zygote, folder: Path, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first of which this holds: on a busy machine a peer hears of the steps later than the host."""
+    give_up_at = time.monotonic() + UP_S
+    while not holds(told := status_of(zygote, folder)):
+        assert time.monotonic() < give_up_at, told
+    return told
+
+
+def has_credit_and_work(told: dict[str, Any]) -> bool:
+    """Of the last step too: in each the other replica may have been the quicker."""
+    return bool(told["credit"]["tokens"] and told["work"]["last_step_tokens"])
+
+
 def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: Path) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=2000, every=2000, founders=2) as swarm:
         swarm.start_host()
         swarm.start_founders()
         swarm.wait_for("version", version=4)
         folder = tmp_path / "p1a"
-        told = status_of(zygote, folder)
+        told = status_once(zygote, folder, has_credit_and_work)
         assert told["state"] == "working"
         assert told["reason"] == ""
         assert told["place"]["standing"] == "member"
         assert told["work"]["certified_microbatches"] > 0
-        assert 0 < told["work"]["last_step_tokens"] <= told["work"]["last_step_all_tokens"]
+        assert told["work"]["last_step_tokens"] <= told["work"]["last_step_all_tokens"]
         assert told["traffic"]["month_bytes"] > 0
         assert 0 < told["credit"]["steps"] <= told["place"]["version"]
-        assert told["credit"]["tokens"] > 0
         assert 1 <= told["credit"]["rank"] <= told["credit"]["num_ranked"] <= 4
         assert "in the run (host's ledger)" in " ".join(ask(zygote, "status", "--dir", str(folder)).split())
 
@@ -65,21 +80,16 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         swarm.wait_for_more("version", after=len(swarm.events()), count=3, timeout_s=60)
         after = status_of(zygote, folder)
         assert after["work"]["computed"] - before["work"]["computed"] <= IN_FLIGHT
-        for _ in range(3):  # on a busy machine it hears of the steps later than the host
-            if after["work"]["last_step_tokens"] == 0:
-                break
-            swarm.wait_for_more("version", after=len(swarm.events()), count=1, timeout_s=60)
-            after = status_of(zygote, folder)
-        assert after["work"]["last_step_tokens"] == 0
+        status_once(zygote, folder, lambda told: told["work"]["last_step_tokens"] == 0)
         ask(zygote, "resume", "--dir", str(folder))
 
         started = time.monotonic()
         assert "left after" in ask(zygote, "leave", "--dir", str(folder))
         assert time.monotonic() - started < 30
-        assert zygote.exit_code(swarm.peers["p1a"], timeout_s=5) == 0
+        assert zygote.exit_code(swarm.peers["p1a"], timeout_s=30) == 0
 
         os.kill(swarm.peers["p0a"], signal.SIGKILL)
-        zygote.exit_code(swarm.peers["p0a"], timeout_s=5)
+        zygote.exit_code(swarm.peers["p0a"], timeout_s=30)
         gone = subprocess.run(
             [sys.executable, "-m", "swarm", "status", "--dir", str(tmp_path / "p0a")], capture_output=True, check=False
         )
@@ -92,7 +102,7 @@ def test_a_daemon_waits_for_its_seeds_and_finds_them_when_they_come_back(zygote:
         swarm.start_host()
         address = swarm.wait_for("listening")["addresses"][0]
         os.kill(swarm.host, signal.SIGKILL)
-        zygote.exit_code(swarm.host, timeout_s=5)
+        zygote.exit_code(swarm.host, timeout_s=30)
 
         folder = tmp_path / "p0a"
         argv = ["join", address, "--yes", "--dir", str(folder), "--threads", "1", "--listen", "127.0.0.1:0"]
@@ -101,15 +111,17 @@ def test_a_daemon_waits_for_its_seeds_and_finds_them_when_they_come_back(zygote:
         while not (folder / "daemon.lock").exists() or "socket" not in (folder / "daemon.lock").read_text():
             assert time.monotonic() - started < UP_S
             time.sleep(0.02)
-        while (told := status_of(zygote, folder))["state"] != "looking":
-            assert time.monotonic() - started < 30
-        assert f"{address}: connection refused" in told["reason"]
+        # Of a host that was just killed p2pd may live for a moment.
+        refused = f"{address}: connection refused"
+        status_once(zygote, folder, lambda told: told["state"] == "looking" and refused in told["reason"])
 
         swarm.start_host()
         swarm.wait_for("listening")
         back = time.monotonic()
-        while status_of(zygote, folder)["state"] not in ("joining", "working"):
-            assert time.monotonic() - back < FOUND_S
+        with daemon_client(StateFolder(folder).running_at()) as client:  # quicker than the command
+            while client.status().peers[0].state not in ("joining", "working"):
+                assert time.monotonic() - back < FOUND_S
+                time.sleep(0.1)
     assert zygote.leftovers() == []
 
 

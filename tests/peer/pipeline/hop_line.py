@@ -32,6 +32,7 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import ModelSettings, RunSettings
 from swarm.identity.key import Identity
+from swarm.local.rehearsal import rehearse
 from swarm.model.stage import Weights
 from swarm.network.memory import MemoryNetwork
 from tests.swarm.model.tiny_models import tiny_model
@@ -155,6 +156,7 @@ class HopLine:
     def __init__(self, settings: RunSettings) -> None:
         self.run = SmallRun(settings, num_peers=2)
         self.settings = self.run.settings
+        rehearse(self.settings)  # before anything is waited for
         self.network = MemoryNetwork(random.Random(0))
         self._live: dict[PeerId, int] = {}
         """Stages."""
@@ -210,7 +212,7 @@ class HopLine:
         await peer.server.stop()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             while not condition():  # noqa: ASYNC110 - conditions of all kinds
                 await asyncio.sleep(0.002)
 

@@ -26,7 +26,7 @@ def test_a_run_goes_on_from_what_its_peers_hold_after_everything_was_killed(zygo
         for pid in (swarm.host, *swarm.peers.values()):
             os.kill(pid, signal.SIGKILL)
         for pid in (swarm.host, *swarm.peers.values()):
-            assert zygote.exit_code(pid, timeout_s=10) == -9
+            assert zygote.exit_code(pid, timeout_s=30) == -9
         before = ids_by_step(swarm.root)
 
         swarm.start_host()
@@ -58,7 +58,7 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
         with coordinator_client(parse_invite(swarm.wait_for("listening")["invite"])) as client:
             before = client.status()
         os.kill(swarm.host, signal.SIGKILL)
-        assert zygote.exit_code(swarm.host, timeout_s=10) == -9
+        assert zygote.exit_code(swarm.host, timeout_s=30) == -9
         swarm.start_host()
         recovered = swarm.wait_for("recovered", timeout_s=90)
         report = swarm.finish(timeout_s=120)

@@ -16,7 +16,7 @@ OWN = ("host.libraries", "host.p2pd")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mapped files are told apart on Linux alone")
 def test_two_steps_hold_what_the_plan_says(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "tests.peer.stage.stage_in_memory", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     for case, found in json.loads(done.stdout).items():
         items = {name: size for name, size in found["items"].items() if name not in OWN}

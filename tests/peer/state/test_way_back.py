@@ -60,11 +60,11 @@ async def others_go_on(swarm: InProcessSwarm, steps: int) -> int:
 
 async def come_back(swarm: InProcessSwarm, counting: Counting, version: int) -> tuple[Counter[str], float]:
     """What the second peer of stage 1 received until it was where the others are, and what a state takes."""
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120.0):
         while swarm.of_stage(1)[1].daemon.at is None:
             await asyncio.wait({swarm.of_stage(1)[1].task}, timeout=0.02)
     steps = swarm.of_stage(1)[1].steps
-    assert await steps.wait_for_version(version, timeout_s=30.0)
+    assert await steps.wait_for_version(version, timeout_s=120.0)
     received = Counter(counting.received)
     swarm.of_stage(0)[0].daemon.shared.permit.give()
     report = await swarm.finished(timeout_s=60.0)
@@ -77,7 +77,7 @@ async def joined_early(swarm: InProcessSwarm) -> None:
     """Nothing goes on until all have joined: who came later would hold no snapshot of before it was away."""
     await swarm.until_version(1)
     swarm.of_stage(0)[0].daemon.shared.permit.withhold("for the test")
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120.0):
         while any(peer.daemon.at is None for peer in swarm.peers):
             await asyncio.wait({peer.task for peer in swarm.peers}, timeout=0.02)
     swarm.of_stage(0)[0].daemon.shared.permit.give()
@@ -95,7 +95,7 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         await joined_early(swarm)
         await swarm.until_version(AWAY_FROM, timeout_s=60.0)
         others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(120.0):
             while SNAPSHOT_EVERY not in away.steps.context.snapshots.versions():  # it is on its way to the disk
                 await asyncio.wait({away.task}, timeout=0.02)
         if restarted:

@@ -98,7 +98,7 @@ def test_export_gives_the_same_loss_in_plain_transformers(tmp_path: Path) -> Non
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -90,7 +90,7 @@ def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert (verified.returncode, verified.stderr) == (0, "")

@@ -123,7 +123,7 @@ print(ID.from_pubkey(pair.public_key).to_base58(), pair.private_key.sign(b"data"
 """
     # A process of its own: libp2p cannot share one with hivemind.
     output = subprocess.run(
-        [sys.executable, "-c", script, SEED.hex()], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, SEED.hex()], capture_output=True, text=True, timeout=200, check=True
     ).stdout.split()
     assert output == [PEER_ID, Identity.from_seed(SEED).sign(b"data").hex()]
 

@@ -38,7 +38,7 @@ class WarmPython:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
         shutil.rmtree(self._folder)
 
 

@@ -63,7 +63,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         assert asyncio.all_tasks(runner.get_loop()) == set()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Poll until the condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions of all kinds
@@ -233,13 +233,13 @@ def test_deadline_ends_the_call_and_its_handler(world: World) -> None:
 
     async def main() -> float:
         start = asyncio.get_running_loop().time()
-        with pytest.raises(UnreachableError, match=r"no answer to hang within 0\.2 s"):
-            await call(world, "hang", timeout_s=0.2)
+        with pytest.raises(UnreachableError, match=r"no answer to hang within 1 s"):
+            await call(world, "hang", timeout_s=1.0)
         waited = asyncio.get_running_loop().time() - start
         await until(lambda: ended)
         return waited
 
-    assert 0.15 < world.run(main()) < 2.0
+    assert 0.9 < world.run(main()) < 5.0
 
 
 def test_cancelled_call_cancels_its_handler(world: World) -> None:
@@ -257,7 +257,7 @@ def test_cancelled_call_cancels_its_handler(world: World) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(call(world, "hang", timeout_s=60))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await started.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -337,7 +337,7 @@ def test_death_of_a_peer_breaks_its_open_calls_at_once(world: World, who_dies: s
 
         callee.serve("hang", hang, max_body_bytes=0)
         task = asyncio.create_task(caller.call(callee.peer_id, "hang", Message(), timeout_s=60, max_body_bytes=0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await started.wait()
             start = asyncio.get_running_loop().time()
             await world.kill(callee if who_dies == "callee" else caller)
@@ -351,7 +351,7 @@ def test_death_of_a_peer_breaks_its_open_calls_at_once(world: World, who_dies: s
         await callee.close()
         return waited
 
-    assert world.run(main()) < 2.0
+    assert world.run(main()) < 5.0
 
 
 def test_close_breaks_open_calls_and_cancels_handlers_quickly(world: World) -> None:
@@ -385,7 +385,7 @@ def test_close_breaks_open_calls_and_cancels_handlers_quickly(world: World) -> N
         await third.close()  # twice is harmless
         return waited
 
-    assert world.run(main()) < 2.0
+    assert world.run(main()) < 5.0
 
 
 def test_peer_that_was_never_met_is_transient_and_no_peer_id_is_an_error(world: World) -> None:

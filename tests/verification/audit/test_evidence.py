@@ -448,7 +448,7 @@ def test_a_fresh_process_without_a_network_comes_to_the_same_verdicts(world: Wor
         paths[-1].write_bytes(b"".join(make().chunks()))
     alone = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
     command = [*alone, sys.executable, "-c", VERIFIER, str(world.data), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
     outcomes = dict(zip(cases, json.loads(done.stdout), strict=True))
     for name, (code, outcome) in outcomes.items():
         assert (code, outcome["proven"]) == ((0, True) if name in GUILTY else (3, False)), (name, outcome)

@@ -80,7 +80,7 @@ def test_a_record_that_was_changed_repeated_or_is_not_the_next_one_ends_the_stre
                     records.append(theirs.recv(1 << 12))
                 wire.send(spoil(*records))
                 with pytest.raises(OSError, match="record"):
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(30):
                         await receive(reader, 5)
         ours, theirs = sealed_pair()
         with contextlib.closing(theirs):
@@ -133,7 +133,7 @@ def test_bodies_arrive_whole_however_their_records_are_cut_and_wake_the_reader_o
                             num_pieces += 1
                             await asyncio.sleep(0.001)
                     sending.stop()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     assert await receiving == body
                 assert wakes <= 4 * len(sizes) + 2, f"{wakes} for {len(sizes)} records in {num_pieces} pieces"
 
@@ -228,7 +228,7 @@ class Two:
         return bytes(answer.body)
 
     async def until_direct(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self.a._direct.knows(self.b.peer_id):
                 assert await self.echo() == BULK
                 await asyncio.gather(*self.a._direct._asking.values())
@@ -373,7 +373,7 @@ def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
                 sending = Sending(stream, head)
                 await sending.wait()
                 with contextlib.suppress(EOFError, OSError):
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(30):
                         await receive(stream, 17)
             assert asked == ([two.a.peer_id] if secret == offer.secret else [])
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from swarm.network.loop import new_event_loop
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.p2pd.relay import Relay
 from swarm.network.transport import Message
+from tests.ports import own_port
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -87,8 +87,7 @@ def test_whoever_is_asked_dials_back_the_ports_it_is_told(scene: Scene) -> None:
         reached = await scene.open.ask_to_be_dialled(scene.host.peer_id)
         assert (reached.hosts, reached.answers) == (("127.0.0.1",), True)
         assert not (await scene.hidden.ask_to_be_dialled(scene.host.peer_id)).answers
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            closed = taken.getsockname()[1]
+        closed = own_port()
         for ports in ((closed,), (0, closed)):
             request = Message(DialBackRequest(ports, (), ()).to_value())
             reply = await scene.hidden.call(scene.host.peer_id, DIAL_BACK, request, timeout_s=5, max_body_bytes=0)

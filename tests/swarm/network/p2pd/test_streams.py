@@ -119,7 +119,7 @@ def test_stream_that_ended_meanwhile_is_not_used_again(two: Two) -> None:
     async def main() -> None:
         await echo(two)
         await two.a.disconnect(two.b.peer_id)
-        async with asyncio.timeout(15):  # p2pd does not dial again for 5 s after a dial that failed
+        async with asyncio.timeout(60):  # p2pd does not dial again for 5 s after a dial that failed
             while True:  # until a's p2pd has passed the end of the stream on
                 with contextlib.suppress(TransientError):
                     assert await echo(two, b"again") == b"again"
@@ -175,7 +175,7 @@ def test_idle_stream_is_closed_after_its_time(monkeypatch: pytest.MonkeyPatch) -
             ours.setblocking(False)
             theirs.setblocking(False)
             idle.put(SOMEONE, ours)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert await asyncio.get_running_loop().sock_recv(theirs, 1) == b""
             assert idle.take(SOMEONE) is None
 
@@ -228,7 +228,7 @@ def test_sending_ends_with_its_last_byte_or_with_the_socket() -> None:
             stuck = Sending(ours, body)
             theirs.close()
             with pytest.raises(OSError, match=r"(?i)pipe|reset"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await stuck.wait()
             assert not stuck.is_done
 

@@ -25,6 +25,7 @@ from swarm.network.router.nat_pmp import NatPmp, gateway
 from swarm.network.router.pcp import Pcp
 from swarm.network.router.port_mapper import PortMapper
 from swarm.network.transport import Message
+from tests.ports import own_port
 
 ROUTER = "127.0.0.1"
 NOWHERE = 1
@@ -81,7 +82,7 @@ async def routing(answer: Answer) -> AsyncIterator[tuple[Router, PortMapper]]:
 
 @pytest.fixture(autouse=True)
 def _is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "TRIES_S", (0.1, 0.1))
+    monkeypatch.setattr(asking, "TRIES_S", (0.1, 1.0))
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
 
 
@@ -175,8 +176,7 @@ def test_a_peer_that_nobody_could_dial_is_dialled_through_its_router(monkeypatch
     """Others are told a port of it at which nothing answers, as behind a router."""
     monkeypatch.setattr(Forwarded, "is_beside", lambda forwarded, host: False)
     identities = [Identity.generate() for _ in range(3)]
-    with socket.create_server((ROUTER, 0)) as free:
-        listened = free.getsockname()[1]
+    listened = own_port()
 
     def settings_of(place: int) -> P2PSettings:
         if place < 2:

@@ -131,7 +131,7 @@ def test_generic_client_finds_and_calls_the_service_by_reflection(tmp_path: Path
     def look(host: Hosted) -> None:
         with raw_channel(host) as channel:
             health = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=5
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=30
             )
             assert health.status == health_pb2.HealthCheckResponse.SERVING
             reflected = ProtoReflectionDescriptorDatabase(channel)
@@ -139,7 +139,7 @@ def test_generic_client_finds_and_calls_the_service_by_reflection(tmp_path: Path
             described = reflected.FindFileContainingSymbol(SERVICE)
             methods = {method.name for service in described.service for method in service.method}
             assert methods >= {"GetRun", "ListPeers", "ListCheckpoints", "Download", "GetStatus"}
-            answer = channel.unary_unary(f"/{SERVICE}/GetStatus")(b"", timeout=5)
+            answer = channel.unary_unary(f"/{SERVICE}/GetStatus")(b"", timeout=30)
             assert pb.Status.FromString(answer).run_id == host.run.run_id
 
     async def serve() -> None:
@@ -179,14 +179,14 @@ def test_every_call_survives_nonsense_and_stores_nothing(tmp_path: Path) -> None
                 method = methods[number % len(methods)]
                 call = channel.unary_stream(f"/{SERVICE}/{method}")
                 try:
-                    for _ in call(request_to(method), timeout=5):
+                    for _ in call(request_to(method), timeout=30):
                         pass
                     found.add(grpc.StatusCode.OK)
                 except grpc.RpcError as error:
                     found.add(error.code())
             oversized = pb.DownloadRequest(name="x" * MAX_REQUEST_BYTES).SerializeToString()
             with pytest.raises(grpc.RpcError) as refusal:
-                channel.unary_stream(f"/{SERVICE}/Download")(oversized, timeout=5).next()
+                channel.unary_stream(f"/{SERVICE}/Download")(oversized, timeout=30).next()
             assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert found <= allowed
         return found
@@ -341,7 +341,7 @@ def test_a_download_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
     """Two of each network, sixteen in all: held for ever, nobody pulled a model any more."""
 
     async def serve() -> tuple[grpc.StatusCode, str]:
-        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_downloads_each=1, write_s=0.5)
+        limits = ServiceLimits(calls_per_s=1000, burst=1000, max_downloads_each=1, write_s=2.0)
         async with hosted(tmp_path, service_limits=limits) as host:
             record = host.archive(5)
             large = replace(record.files[0], size_bytes=64 << 20)
@@ -356,7 +356,7 @@ def test_a_download_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
                     with coordinator_client(host.doors.invite) as client:
                         with pytest.raises(TransientError, match="1 of them yours"):
                             next(client.download(5, large.name))
-                        for _ in range(40):
+                        for _ in range(600):
                             time.sleep(0.1)
                             with contextlib.suppress(TransientError):
                                 next(client.download(5, large.name))
@@ -365,7 +365,7 @@ def test_a_download_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
 
             return await asyncio.to_thread(hold)
 
-    said = "a piece was not taken within 0.5 s; go on from where it broke off"
+    said = "a piece was not taken within 2 s; go on from where it broke off"
     assert asyncio.run(serve()) == (grpc.StatusCode.DEADLINE_EXCEEDED, said)
 
 
