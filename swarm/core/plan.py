@@ -607,7 +607,7 @@ def joiner_share(assumptions: Assumptions) -> float:
     if not receivers:
         return MOST_JOINS_SHARE
     sends = lanes_of(rate, most=MOST_LANES * receivers)
-    joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
+    joins = lanes_of(rate, most=MOST_LANES)
     return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
 
 
@@ -617,7 +617,8 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
     queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
     free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
-    donors_per_s = members * assumptions.up_bytes_per_s * free
+    # What rounds leave idle while they wait for answers is filled by who joins.
+    donors_per_s = members * assumptions.up_bytes_per_s / LINK_SHARE * free
     leavers_per_s = (members + 1) / (assumptions.session_hours * 3600)
     taken = leavers_per_s * state_bytes(settings, part.num_parameters) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))

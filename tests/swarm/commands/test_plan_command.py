@@ -450,7 +450,13 @@ def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
     often = plan_run(settings, [10**8] * 2, 1024, replace(LINKS, session_hours=0.5)).stages[0]
     assert often.join_s > 1.5 * join_s[0]
     busy = _settings("[batch]\ntarget_tokens = 8192\n")
-    assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
+    three = replace(alone, peers_per_stage=3)
+    comes_s = []
+    for given in (settings, busy):
+        before = plan_run(given, [10**8] * 2, 1024, replace(three, peers_per_stage=2))
+        # But for half of a step, which the newcomer waits for, and which is a long one where there is much work.
+        comes_s.append(plan_run(given, [10**8] * 2, 1024, three).stages[0].join_s - before.step_s / 2)
+    assert comes_s[1] > comes_s[0]
 
 
 def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
@@ -459,10 +465,11 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
     joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
     before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
-    # A third of such a line has room for 11 chunks at a time; two others are sent 16 messages each.
-    part, share = before.stages[0], 11 * CHUNK_WEIGHT / (11 * CHUNK_WEIGHT + 2 * 16)
+    # Such a line has room for 16 chunks at a time beside 16 messages to each of two others.
+    part, share = before.stages[0], 16 * CHUNK_WEIGHT / (16 * CHUNK_WEIGHT + 2 * 16)
     step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
-    per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * max(share, 1 - part.uplink_s / step_s))
+    line_per_s = links.up_bytes_per_s / LINK_SHARE
+    per_s = min(links.down_bytes_per_s, 3 * line_per_s * max(share, 1 - part.uplink_s / step_s))
     now, behind = part.join_bytes / per_s, 0.0
     behind = now // step_s
     while behind:
@@ -485,7 +492,8 @@ def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
 @pytest.mark.parametrize("delay", [0, 1])
 def test_a_run_that_no_joiner_could_catch_up_with_is_refused(delay: int) -> None:
     tables = f"[checkpoint]\nsnapshot_every = 1\n[batch]\ntarget_tokens = 8192\n[averaging]\ndelay = {delay}\n"
-    links = replace(LINKS, peers_per_stage=6, session_hours=10_000)
+    tables += '[codecs]\naveraging = "int4"\n'
+    links = replace(LINKS, peers_per_stage=3, session_hours=10_000)
     refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
     assert any("keeps the results of 5" in refusal for refusal in refusals), refusals
 
