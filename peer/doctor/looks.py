@@ -19,7 +19,7 @@ from swarm.core.errors import LocalError, NotRunningError, RemoteError, Settings
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import GIB
 
-ALL_S = 14.0
+ALL_S = 20.0
 """After it, what has not been told is said not to have been looked at."""
 PING_S = 3.0
 
