@@ -34,8 +34,8 @@ import psutil
 from benchmarks.homes.disks import are_equal, members_on, results_on
 from benchmarks.homes.emulated import Paths, routing
 from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
+from benchmarks.owner.memory import held_with_started
 from benchmarks.training_throughput import Events, running
-from peer.owner.limits import held_bytes
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.network.identity_file import load_identity
@@ -114,8 +114,7 @@ def watch(
         addresses = {name: network.address(name) for name in (*founders, NEWCOMER)}
 
         def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-            command = ["ip", "netns", "exec", network.namespace(name), program, *arguments]
-            command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
+            command = network.daemon(name, folder, program, *arguments)
             return stack.enter_context(running(command, folder / f"{name}.log", **options))
 
         def join(name: str) -> subprocess.Popen[str]:
@@ -199,8 +198,7 @@ class Held:
     def look(self) -> None:
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
-                every = (process, *process.children(recursive=True))
-                self.most_bytes = max(self.most_bytes, sum(map(held_bytes, every)))
+                self.most_bytes = max(self.most_bytes, sum(held_with_started(process)))
 
 
 @contextlib.contextmanager
@@ -258,10 +256,11 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
             dropped.update(str(peer)[-6:] for peer in (*missing, *(one.peer_id for one in part.excluded)))
         left_out.update(str(one.peer_id)[-6:] for one in result.roster.left_out)
     steps = [event for event in watched.events if event["event"] == "step" and event["stage"] == 1]
-    rounds = [event["round_s"] for event in steps if event["step"] >= begun["version"]]
+    counted = [event for event in steps if event["step"] >= begun["version"]]
+    rounds = [event["round_s"] for event in counted]
     came = (event["at"] for event in watched.events if event["event"] == "admitted" and event["at"] > begun["at"])
     came_at = next(came, math.inf)
-    undisturbed = [event["round_s"] for event in steps if event["step"] >= begun["version"] and event["at"] < came_at]
+    undisturbed = [event["round_s"] for event in counted if event["at"] < came_at]
     return {
         "contributions_dropped": dropped.total(),
         "part_contributions": offered,

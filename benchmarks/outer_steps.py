@@ -126,8 +126,7 @@ def watch(
         addresses = {name: network.address(name) for name in (*names, NEWCOMER)}
 
         def start(name: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
-            inside = ["ip", "netns", "exec", network.namespace(name), *command]
-            inside += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
+            inside = network.daemon(name, folder, *command)
             return stack.enter_context(running(inside, folder / f"{name}.log", **options))
 
         swarm = str(Path(sys.executable).parent / "swarm")

@@ -179,8 +179,7 @@ def watch(mode: Mode, manifest: Path, folder: Path, *, uplink_mbit: float, secon
         programs: dict[str, Program] = {}
 
         def start(name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-            inside = ["ip", "netns", "exec", network.namespace(name), *command]
-            inside += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0", "--verbose"]
+            inside = [*network.daemon(name, folder, *command), "--verbose"]
             log = folder / f"{name}.{sum(path.name.startswith(f'{name}.') for path in folder.iterdir())}.log"
             programs[name] = Program(name, stack.enter_context(running(inside, log, **options)), log)
             return programs[name].process
@@ -288,15 +287,9 @@ def figures(watched: Watched, plan: PlanOfThose, num_stages: int) -> dict[str, A
     took = _took(told, plan, dict(zip(counted, fleets, strict=True)))
     tokens = sum(event["num_targets"] for event in steps if event["stage"] == 0)
     planned_s = sum(plan.step_s(fleet, **took) for fleet in fleets)
-    liar = watched.peers[LIAR]
-    outs = [
-        event for event in watched.events if event["event"] in ("banned", "quarantined") and event["peer_id"] == liar
-    ]
-    others = [
-        f"{event['event']} for {event['kind']}"
-        for event in watched.events
-        if event["event"] in ("banned", "quarantined") and event["peer_id"] != liar
-    ]
+    out = [event for event in watched.events if event["event"] in ("banned", "quarantined")]
+    outs = [event for event in out if event["peer_id"] == watched.peers[LIAR]]
+    others = [f"{event['event']} for {event['kind']}" for event in out if event not in outs]
     at = [event["at"] for event in watched.events if event["event"] == "version" and event["at"] >= first["at"]]
     sent = sum(int(watched.lines[-1]["up_bytes"][address]) for address in watched.addresses)
     return {

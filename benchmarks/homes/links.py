@@ -126,8 +126,7 @@ def train(
         programs: list[Program] = []
 
         def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-            command = ["ip", "netns", "exec", network.namespace(name), swarm, *arguments]
-            command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
+            command = network.daemon(name, folder, swarm, *arguments)
             log = folder / f"{name}.log"
             programs.append(Program(name, stack.enter_context(running(command, log, **options)), log))
             return programs[-1].process

@@ -116,6 +116,16 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
+def held_with_started(process: psutil.Process) -> tuple[int, int]:
+    """Bytes that a process holds, and that all holds which it has started. Raises psutil.Error if it is gone."""
+    own, started, itself = held_bytes(process), 0, process.cmdline()
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            if child.cmdline() != itself:  # else it is about to become another program, and has the daemon's memory
+                started += held_bytes(child)
+    return own, started
+
+
 @dataclass
 class Watched:
     """One peer and the most that it held."""
@@ -132,11 +142,7 @@ class Watched:
     """Of files, in the daemon: libraries, and what is cold."""
 
     def look(self) -> None:
-        own, started, itself = held_bytes(self.process), 0, self.process.cmdline()
-        for child in self.process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # gone meanwhile
-                if child.cmdline() != itself:  # else it is about to become another program, and has the daemon's memory
-                    started += held_bytes(child)
+        own, started = held_with_started(self.process)
         self.own_bytes, self.p2pd_bytes = max(self.own_bytes, own), max(self.p2pd_bytes, started)
         self.all_bytes = max(self.all_bytes, own + started)
         self.mapped_bytes = max(self.mapped_bytes, self.process.memory_info().rss - own)
