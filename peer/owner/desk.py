@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -44,9 +44,10 @@ class OwnerDesk:
         host: PeerId,
         log_lines: LogLines,
         stop: asyncio.Event,
+        end_now: Callable[[], object],
     ) -> None:
         """`threads`: those that are dealt out among the peers. `limits` are those in force: the saved ones, changed by
-        this start's command line."""
+        this start's command line. `stop` asks the daemon to end; `end_now` does it, and nothing is finished first."""
         self.peers = tuple(peers)
         self._threads = threads
         self._folder = folder
@@ -55,6 +56,7 @@ class OwnerDesk:
         self._host = host
         self._log_lines = log_lines
         self._stop = stop
+        self._end_now = end_now
         self._guest = Guest(limits)
         self._gpus = [gpu for peer in peers if (gpu := peer.volunteer.gpu) is not None]
         self._machine = Machine(folder.path, gpus=self._gpus)
@@ -188,9 +190,11 @@ class OwnerDesk:
         self._asked_to_pause = False
         self._look_now.set()
 
-    def leave(self) -> None:
-        log.info("the owner asked this daemon to leave")
+    def leave(self, *, now: bool) -> None:
+        log.info("the owner asked this daemon to leave%s", " at once" if now else "")
         self._stop.set()
+        if now:
+            self._end_now()
 
     def limits(self) -> pb.Limits:
         return limits_message(

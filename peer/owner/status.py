@@ -103,7 +103,8 @@ def state_of(peer: OwnPeer, live: "PeerAtStage | None", facts: Facts) -> tuple[s
     if peer.has_ended:
         return peer.phase, peer.waits_for
     if facts.is_leaving:
-        return "leaving", "finishing what is in flight and handing over"
+        waits_for = live.leaving.waits_for if live is not None else ""
+        return "leaving", waits_for or "what it holds is closed"
     if facts.decision.conduct is not Conduct.WORK:
         return ("paused" if facts.decision.conduct is Conduct.PAUSE else "away"), facts.decision.reason
     daemon = peer.daemon

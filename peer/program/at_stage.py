@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +35,7 @@ from peer.program.composition import Composition
 from peer.program.joining import Joined
 from peer.program.reports import Reports
 from peer.program.verifying import Verifying
+from peer.round.leaving import Leaving
 from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
@@ -55,6 +55,7 @@ from swarm.checkpoint.snapshots import SnapshotStore
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
+from swarm.core.plan import longest_round_s
 from swarm.core.settings import RunSettings
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RUN
@@ -245,6 +246,9 @@ class PeerAtStage:
             amendments=chain.amendments,
         )
         self._draining = asyncio.Event()
+        self.leaving = Leaving(
+            rounds, lambda: neighbours.of_stage(self.stage), lambda: self.in_flight, lambda: self._num_given
+        )
         events.seal()
 
     def _made_downstream(self, stage_pass: StagePass, exchanges: ExchangeStore) -> Downstream | None:
@@ -322,19 +326,28 @@ class PeerAtStage:
             works.append(self.source.run(self._draining))
         return works
 
-    async def drain(self, *, timeout_s: float) -> None:
-        """Begin nothing, finish what is in flight and see its gradients averaged."""
-        give_up_at = time.monotonic() + timeout_s
+    async def drain(self) -> None:
+        """Begin nothing, finish what is in flight, see its gradients averaged, and others have what was made here.
+
+        Who is to go to another stage has `drain_s` for it. Else nothing need move for so long and for as long as the
+        last round took: others may be busy with each other alone.
+        """
         self.neighbours.leaving = self.server.draining = True
         self._draining.set()
-        while time.monotonic() < give_up_at:
-            if not self.in_flight and not self.steps.owes_work():
-                return
-            await asyncio.sleep(0.05)
+        drain_s = self.settings.deadlines.drain_s
+        values, members = self.steps.replica.layout.num_values, len(self.steps.chain.members)
+        longest_s = drain_s + 2 * longest_round_s(self.settings, values, members)
+        quiet_s = drain_s + self.rounds.taking.last_round_s
+        await self.leaving.done(quiet_s=quiet_s, most_s=drain_s if self.target is not None else longest_s)
 
-    async def hand_over(self, *, timeout_s: float) -> str | None:
+    async def hand_over(self) -> str | None:
         """What became of the state, in words for the owner; None where there is nothing to say."""
-        return await hand_over(self.rounds, self._own.host, timeout_s=timeout_s)
+        self.leaving.waits_for = "the state is handed over, where nobody else has it"
+        return await hand_over(self.rounds, self._own.host, num_given=lambda: self._num_given)
+
+    @property
+    def _num_given(self) -> int:
+        return self.rounds.num_given + self._donor.num_given
 
     def stop_beginning(self) -> None:
         """Nothing more is started, in whatever state the rest is."""

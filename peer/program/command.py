@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
+TERMINATED_S = 25.0
+"""After SIGTERM: a machine that is switched off waits no longer for its services, and the unit gives it 40 s."""
 WAITED_FOR = ("kernels.compiled",)
 """Loggers of what an owner waits for at the terminal."""
 
@@ -126,7 +128,10 @@ def command(
 
         on_run = silent if yes else ask(stage, limits, len(volunteers))
         load = load_peer or _load_peer
-        run(lambda stop: _join(volunteers, state, limits, host, addresses, stop, on_run, load, verbose=verbose))
+        run(
+            lambda stop: _join(volunteers, state, limits, host, addresses, stop, on_run, load, verbose=verbose),
+            terminated_s=TERMINATED_S,
+        )
 
 
 def read_address(lines: tuple[str, ...]) -> "tuple[Invite | None, tuple[str, ...]]":
@@ -260,7 +265,9 @@ async def _join(
                 )
                 for one, volunteer, of in zip(held, volunteers, threads.of, strict=True)
             ]
-            desk = OwnerDesk(peers, threads, state, limits, PeerId(host), lines, stop)
+            this = asyncio.current_task()
+            assert this is not None
+            desk = OwnerDesk(peers, threads, state, limits, PeerId(host), lines, stop, this.cancel)
             runtime = RuntimeFolder()
             server = await serve_owner_of_daemon(desk, runtime.path)
             try:

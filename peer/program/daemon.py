@@ -6,7 +6,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import torch
@@ -42,11 +42,8 @@ from verification.kinds.mismatch import MISMATCHES
 
 log = logging.getLogger(__name__)
 
-MOST_DRAIN_S, MOST_LEAVING_S = 20.0, 26.0
-"""A peer leaves within 30 s: it drains, says goodbye and waits for what its threads compute, and then closes its
-transport, which takes 2.5 s at most."""
 CLOSING_S = 3.0
-"""Of `MOST_LEAVING_S`, for what follows once the state is handed over."""
+"""What its threads compute is waited for so long, once a peer has said goodbye."""
 LINGER_S = 60.0
 """After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
 
@@ -240,7 +237,7 @@ class PeerDaemon:
         memory = MemoryPressure(joined.settings, joined.model)
         threads = work_threads(joined, self.shared.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
-        at, leave_by = None, 0.0
+        at = None
         self._close_last()
         try:
             at = self.at = PeerAtStage(self._own, joined, threads, memory)
@@ -249,18 +246,18 @@ class PeerDaemon:
             services += [asyncio.ensure_future(work) for work in at.works()]
             self.live = at
             await self._until_over(stop, at, services)
-            leave_by = time.monotonic() + MOST_LEAVING_S
             if not self.finished.is_set() and not self._is_amended(at, stop):
-                await at.drain(timeout_s=min(MOST_DRAIN_S, joined.settings.deadlines.drain_s))
+                await self._unless_finished(at.drain())
                 if at.target is None:
-                    said = await at.hand_over(timeout_s=max(1.0, leave_by - time.monotonic() - CLOSING_S))
+                    said = await at.hand_over()
                     if said is not None:
                         self.say(said)
         finally:
             if at is not None:
                 await self._leave(at, services)
+            close_by = time.monotonic() + CLOSING_S
             for thread in threads.all:
-                thread.close(timeout_s=max(0.5, leave_by - time.monotonic()))
+                thread.close(timeout_s=max(0.5, close_by - time.monotonic()))
         return at.stage if self._is_amended(at, stop) else at.target
 
     @staticmethod
@@ -305,6 +302,17 @@ class PeerDaemon:
                     over_since = over_since or time.monotonic()
                     if time.monotonic() - over_since > LINGER_S and not await self._host_lives():
                         return
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _unless_finished(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or the run is over for this peer."""
+        waits = [asyncio.ensure_future(work), asyncio.ensure_future(self.finished.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[0].done():
+                waits[0].result()
         finally:
             for wait in waits:
                 wait.cancel()

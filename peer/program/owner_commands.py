@@ -18,8 +18,9 @@ from swarm.core.owner.limits import LIMITS, NONE, OwnerLimits, limit_named
 from swarm.network.services.daemon_client import DaemonClient, daemon_client
 from swarm.proto import daemon_pb2 as pb
 
-LEAVE_S = 35.0
-"""A drain lasts 30 s at most, and what follows it a few."""
+CLOSES_S = 15.0
+"""A daemon that does not answer any more has ended within this time."""
+LOOK_EVERY_S = 0.1
 
 
 @contextlib.contextmanager
@@ -85,20 +86,31 @@ def resume(folder: Path) -> None:
 
 @click.command()
 @folder_option
-def leave(folder: Path) -> None:
-    """Finish what has begun, hand over, and end the daemon: within 30 s."""
-    state = StateFolder(folder.absolute())
+@click.option("--now", is_flag=True, help="Finish nothing, also where it is leaving already.")
+def leave(folder: Path, now: bool) -> None:
+    """Finish what has begun, hand over, and end the daemon.
+
+    That takes as long as the averaging round that is under way, and a moment. Ctrl-C ends this command, not the
+    leaving.
+    """
+    state, started = StateFolder(folder.absolute()), time.monotonic()
+    said = ""
     with _daemon(folder) as daemon:
-        daemon.leave()
-    started = time.monotonic()
-    while time.monotonic() - started < LEAVE_S:
-        try:
-            state.running_at()
-        except NotRunningError:
-            click.echo(f"left after {time.monotonic() - started:.1f} s")
-            return
-        time.sleep(0.05)
-    raise LocalError(f"the daemon has not ended within {LEAVE_S:g} s; see `swarm logs`, or kill it: nothing is lost")
+        told: pb.Status | None = daemon.leave(now=now)
+        heard_at = time.monotonic()
+        while time.monotonic() < heard_at + CLOSES_S:
+            try:
+                state.running_at()
+            except NotRunningError:
+                click.echo(f"left after {time.monotonic() - started:.1f} s")
+                return
+            if told is not None and told.reason != said:
+                said = told.reason
+                click.echo(f"leaving: {said}", err=True)
+            time.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(LocalError):
+                told, heard_at = daemon.status(), time.monotonic()
+    raise LocalError(f"the daemon has not answered for {CLOSES_S:g} s; see `swarm logs`, or kill it: nothing is lost")
 
 
 @click.command()

@@ -19,7 +19,7 @@ Wants=network-online.target
 
 [Service]
 ExecStart={command}
-# SIGTERM: what is in flight is finished and handed over, 30 s at most.
+# SIGTERM: what is in flight is finished and handed over, 25 s at most; `swarm leave` has no such end.
 TimeoutStopSec=40
 KillMode=mixed
 Restart=on-failure

@@ -88,6 +88,8 @@ class PartExchange:
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
+        self.num_given = 0
+        """Parts that others were given on asking."""
 
     @once
     def max_message_bytes(self) -> int:
@@ -180,6 +182,7 @@ class PartExchange:
         Raises RemoteError if the message as a whole is no good, TransientError if it is too early or too late.
         """
         machine.moved(sender, now=time.monotonic())
+        state.came_bytes += len(body)
         kind = fields.text("of")
         heads = fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
         bodies = _cut(body, fields.items("sizes", integer_item, max_items=MAX_PARCELS), sender)
@@ -600,11 +603,13 @@ class PartExchange:
         wanted = fields.octets("digest", length=32)
         state = self._steps.open_step(Step(step))
         if state is not None and (part, wanted) in state.parts.reduced:
+            self.num_given += 1
             known = (made for made in state.parts.reductions if (made.slot, made.digest) == ((part, None), wanted))
             said = self._said(state, next(known, None))
             return Message(said.answer() if said is not None else {}, state.parts.reduced[part, wanted])
         held = self._context.results.get(step)
         if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
+            self.num_given += 1
             said = self._reductions.said(Step(step), held[0].parts[part], held[0].roster)
             return Message(said.answer() if said is not None else {}, held[1][part])
         raise TransientError(f"part {part} of step {step} is not here")

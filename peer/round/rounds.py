@@ -119,6 +119,19 @@ class StageRounds:
         """End all work; nothing is begun after it."""
         await self.context.tasks.stop()
 
+    def moved(self) -> tuple[tuple[int, ...], ...]:
+        """Of each round to which this peer has contributed, numbers that change as long as something of it moves."""
+        return tuple(
+            (state.step, state.round.view, state.sent_bytes, state.came_bytes, len(state.parts.reduced))
+            for state in self.steps.open.values()
+            if state.closed_at is not None and state.round is not None
+        )
+
+    @property
+    def num_given(self) -> int:
+        """Parts that others were given on asking."""
+        return self._parts.num_given
+
     def end_at(self, version: int) -> None:
         """The era ends at this version; a later word may name a higher one."""
         was_over = self.steps.is_over

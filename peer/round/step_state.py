@@ -105,6 +105,8 @@ class StepState:
     """The reconfiguration that `logged` is of: the round's present one, or nothing of it has left. By `driver`."""
     sent_bytes: int = 0
     """In the bodies of the round's messages. By `mail`."""
+    came_bytes: int = 0
+    """In those of others. By `part_exchange`."""
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     """There is something to report; `step_progress` clears it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)

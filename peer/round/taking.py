@@ -39,6 +39,8 @@ class StepTaking:
         self._turns = turns
         self.phase = round_phase(self._context.settings, steps.replica.layout.num_values)
         """How long a phase of a round is waited for."""
+        self.last_round_s = 0.0
+        """From the closing of the last step that this peer contributed to, to its version."""
         self._stands_until = 0.0
         """No step is taken before."""
         self._turning = asyncio.Lock()
@@ -76,6 +78,7 @@ class StepTaking:
         self._presence.step_taken(result, given_up=given_up)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         if state.closed_at is not None and state.round is not None:
+            self.last_round_s = seconds
             self._say_who_is_left_out(result)
             # Also of whom was given up: else a stage whose lines became slow would give up the same ones for ever.
             if result.roster.view > state.round.facts.first_view or result.roster.leaves:

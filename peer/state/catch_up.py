@@ -48,6 +48,8 @@ class StateDonor:
         """`heard_of` checks a promotion that its peer shows, and remembers it. It raises RemoteError."""
         self._steps = steps
         self._heard_of = heard_of
+        self.num_given = 0
+        """Results and chunks of states, so far."""
 
     def serve(self, transport: Transport) -> None:
         for method, handler in (
@@ -79,6 +81,7 @@ class StateDonor:
             held = steps.context.results.get(version)
             if held is None:
                 break
+            self.num_given += 1
             values.append(held[0].packed)
             sizes.append([len(body) for body in held[1]])
             bodies += held[1]
@@ -105,6 +108,7 @@ class StateDonor:
         snapshot = self._steps.context.snapshots.get(version)
         if snapshot is None or index >= len(snapshot.hashes):
             raise TransientError(f"no chunk {index} of version {version} here")
+        self.num_given += 1
         return Message({}, await asyncio.to_thread(snapshot.chunk, index))
 
     async def _on_join(self, sender: PeerId, request: Message) -> Message:

@@ -4,31 +4,38 @@ Stages leave a step apart from each other, so it gives an earlier snapshot and t
 host can then go on from the one that all stages have.
 """
 
+import asyncio
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from peer.directory.host import Host
 from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
+from swarm.checkpoint.transfer import states_s
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.host_protocol import HAND_OVER
+from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
-STANDS_S = 60.0
-"""Longer than leaving takes."""
+QUIET_S = 20.0
+"""The host has given up, or is gone, if it fetches nothing for so long."""
 BACK = 2
 """Versions that another stage may be behind."""
 
 
-async def hand_over(rounds: StageRounds, host: Host, *, timeout_s: float) -> str | None:
+async def hand_over(rounds: StageRounds, host: Host, *, num_given: Callable[[], int]) -> str | None:
     """What became of the state, in words for the owner; None where others of the stage go on, or nobody is asked.
 
-    It is on this disk too. Whatever fails, the leaving goes on.
+    It is on this disk too. Whatever fails, the leaving goes on. `num_given`: results and chunks of states that others
+    had from here.
     """
     steps = rounds.steps
+    longest_s = states_s(steps.context.settings, [steps.replica.layout.num_values])
     stage = int(steps.chain.stage)
     try:
         reply = await host.call(HAND_OVER, _asked(steps, start=0, ready=False), timeout_s=ASK_S)
@@ -42,17 +49,32 @@ async def hand_over(rounds: StageRounds, host: Host, *, timeout_s: float) -> str
             f"the host does not answer; version {steps.version} of stage {stage} stays on this disk: if nobody else "
             "has it, the run goes on from it when this peer comes back with the same --dir"
         )
-    await rounds.taking.stand_still(for_s=STANDS_S)
+    await rounds.taking.stand_still(for_s=longest_s)
     try:
         asked = _asked(steps, start=await _start(rounds), ready=True)
-        await host.call(HAND_OVER, asked, timeout_s=timeout_s)
+        await _while_it_moves(host.call(HAND_OVER, asked, timeout_s=longest_s), num_given)
     except (TransientError, RemoteError) as error:
         log.info("handing over: %s", error)
         return (
-            f"this was the last peer of stage {stage}, and the host could not take its state within {timeout_s:.0f} s: "
-            f"version {steps.version} stays on this disk; come back with the same --dir to go on from it"
+            f"this was the last peer of stage {stage}, and the host could not take its state: version {steps.version} "
+            "stays on this disk; come back with the same --dir to go on from it"
         )
     return f"this was the last peer of stage {stage}: the host holds version {steps.version}, and nothing is lost"
+
+
+async def _while_it_moves(call: Coroutine[Any, Any, Message], num_given: Callable[[], int]) -> None:
+    """Raises TransientError once nothing was fetched for `QUIET_S`, and what the call raises."""
+    answer = asyncio.ensure_future(call)
+    given = -1
+    try:
+        while not answer.done():
+            if given == num_given():
+                raise TransientError(f"the host fetches nothing for {QUIET_S:.0f} s")
+            given = num_given()
+            await asyncio.wait({answer}, timeout=QUIET_S)
+        answer.result()
+    finally:
+        answer.cancel()
 
 
 def _asked(steps: StageSteps, *, start: int, ready: bool) -> dict[str, Value]:

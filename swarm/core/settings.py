@@ -485,7 +485,7 @@ class DeadlineSettings(Table):
     straggler_s: Annotated[Seconds, "How long a full step waits for microbatches already under way."] = 2.0
     """They are dropped and counted past it."""
     lease_s: Annotated[Seconds, "A peer not heard of for this long has left."] = 15.0
-    drain_s: Annotated[Seconds, "How long a leaving peer finishes what it has in flight."] = 30.0
+    drain_s: Annotated[Seconds, "How long a leaving peer waits while nothing moves of what it has in flight."] = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

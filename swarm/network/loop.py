@@ -1,6 +1,7 @@
 """A program's event loop, started and stopped: uvloop where there is one, and signals as a request.
 
-SIGINT and SIGTERM only set `stop`; main drains and returns. A second signal cancels main. While it runs, the garbage
+SIGINT and SIGTERM only set `stop`; main drains and returns. A second signal cancels main, and so does the end of the
+time that who ends a service, or a machine, gives. While it runs, the garbage
 collector leaves alone what the program has loaded, and looks through what is new less often: walking through the
 libraries' objects again and again took more than half of the loop's time in an averaging round, and through those of
 the round itself a tenth of what was left.
@@ -24,11 +25,14 @@ SETTLE_AGAIN_S = 3600.0
 """And what was loaded and dropped since is collected."""
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
-    """Run `main(stop)` to its end and return its result. Raises KeyboardInterrupt if a second signal cancelled it."""
+def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, terminated_s: float | None = None) -> Result:
+    """Run `main(stop)` to its end and return its result. Raises KeyboardInterrupt if a second signal cancelled it.
+
+    `terminated_s`: so long after SIGTERM it is cancelled: nobody is there to send a second one. None: never.
+    """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            return runner.run(_until_stopped(main))
+            return runner.run(_until_stopped(main, terminated_s))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -43,7 +47,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]], terminated_s: float | None) -> Result:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     thresholds = gc.get_threshold()
@@ -51,15 +55,17 @@ async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> 
     settling = asyncio.ensure_future(_settle())
     task = asyncio.ensure_future(main(stop))
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             task.cancel()
+        elif number == signal.SIGTERM and terminated_s is not None:
+            loop.call_later(terminated_s, task.cancel)
         stop.set()
 
     handled = []
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; not the main thread
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
             handled.append(number)
     try:
         return await task

@@ -25,8 +25,10 @@ class ResumeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("now",)
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    now: bool
+    def __init__(self, now: _Optional[bool] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("last_lines", "follow")

@@ -36,8 +36,8 @@ class DaemonClient:
     def resume(self) -> pb.Status:
         return self._told(self._stub.Resume, pb.ResumeRequest())
 
-    def leave(self) -> pb.Status:
-        return self._told(self._stub.Leave, pb.LeaveRequest())
+    def leave(self, *, now: bool) -> pb.Status:
+        return self._told(self._stub.Leave, pb.LeaveRequest(now=now))
 
     def logs(self, last_lines: int, *, follow: bool) -> Iterator[pb.LogLine]:
         with _errors():

@@ -22,7 +22,8 @@ class Desk(Protocol):
 
     def resume(self) -> None: ...
 
-    def leave(self) -> None: ...
+    def leave(self, *, now: bool) -> None:
+        """`now`: nothing that has begun is finished."""
 
     def limits(self) -> pb.Limits: ...
 
@@ -62,7 +63,7 @@ class _Servicer(rpc.DaemonServicer):
         return self._desk.status()
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.Status:
-        self._desk.leave()
+        self._desk.leave(now=request.now)
         return self._desk.status()
 
     async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogLine]:

@@ -89,7 +89,7 @@ def test_what_is_used_of_the_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.Mo
         volunteers = [VolunteerSettings(folder=tmp_path, threads=1, gpu=gpu) for gpu in gpus or [None]]
         peers = [OwnPeer("", me, each, tmp_path, of) for each, of in zip(volunteers, threads.of, strict=True)]
         limits = OwnerLimits(gpu=",".join(map(str, gpus)) or "cpu", gpu_memory_gib=6.0)
-        desk = OwnerDesk(peers, threads, state, limits, me.peer_id, LogLines(), asyncio.Event())
+        desk = OwnerDesk(peers, threads, state, limits, me.peer_id, LogLines(), asyncio.Event(), lambda: None)
         return {limit.name: limit.used for limit in desk.limits().limits}["gpu-memory-gib"]
 
     assert asyncio.run(used(0)) == "3.00"

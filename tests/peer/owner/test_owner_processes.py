@@ -87,6 +87,8 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         assert "left after" in ask(zygote, "leave", "--dir", str(folder))
         assert time.monotonic() - started < 30
         assert zygote.exit_code(swarm.peers["p1a"], timeout_s=30) == 0
+        assert "left after" in ask(zygote, "leave", "--now", "--dir", str(tmp_path / "p1b"))
+        assert zygote.exit_code(swarm.peers["p1b"], timeout_s=30) == 130
 
         os.kill(swarm.peers["p0a"], signal.SIGKILL)
         zygote.exit_code(swarm.peers["p0a"], timeout_s=30)

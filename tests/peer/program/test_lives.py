@@ -89,7 +89,7 @@ async def daemon_of_two(folder: Path, swarm: InProcessSwarm, stages: Sequence[in
         for number, (own, stage) in enumerate(zip(folders, stages, strict=True))
     ]
     host = swarm.run.host_key.peer_id
-    desk = OwnerDesk(peers, threads, state, OwnerLimits(), host, LogLines(), stop)
+    desk = OwnerDesk(peers, threads, state, OwnerLimits(), host, LogLines(), stop, stop.set)
     lives = Lives(
         *(desk, host, swarm.host_addresses(), KnownPeers(folder / "known-peers.json"), stop),
         on_run=silent,
@@ -161,7 +161,7 @@ def test_two_peers_of_a_stage_have_all_once_and_one_goes_on_without_the_other(
             assert two.desk.status().state == "working"
             assert (two.desk.shared.line.num_peers, two.desk.peers[0].threads.number) == (1, 2)
 
-            two.desk.leave()
+            two.desk.leave(now=False)
             await two.task
             assert two.peers()[0].reason == "it has left"
 

@@ -102,7 +102,7 @@ class Scene:
         self.violations: list[Any] = []
         self.equivocations: list[Any] = []
         self.state: Any = SimpleNamespace(
-            step=FACTS.step, parts=StepParts(own=list(map(memoryview, GOOD))), changed=asyncio.Event()
+            came_bytes=0, step=FACTS.step, parts=StepParts(own=list(map(memoryview, GOOD))), changed=asyncio.Event()
         )
         self.exact = WorkThread("exact")
         replica = SimpleNamespace(

@@ -26,7 +26,7 @@ async def main(stop):
     finally:
         print("cleaned up", flush=True)
 
-print("returned", run(main), flush=True)
+print("returned", run(main, terminated_s={terminated_s}), flush=True)
 """
 
 
@@ -39,7 +39,7 @@ def expect(process: subprocess.Popen[str], line: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_is_a_request(number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(patient=False)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM.format(patient=False, terminated_s=60)], stdout=subprocess.PIPE, text=True
     ) as process:
         expect(process, "ready")
         process.send_signal(number)
@@ -50,7 +50,7 @@ def test_first_signal_is_a_request(number: signal.Signals) -> None:
 
 def test_second_signal_cancels() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(patient=True)],
+        [sys.executable, "-c", PROGRAM.format(patient=True, terminated_s=None)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,6 +62,19 @@ def test_second_signal_cancels() -> None:
         expect(process, "cleaned up")
         _, errors = process.communicate(timeout=120)
         assert process.returncode != 0
+        assert "KeyboardInterrupt" in errors
+
+
+def test_who_is_terminated_and_goes_on_draining_is_cancelled() -> None:
+    program = PROGRAM.format(patient=True, terminated_s=0.2)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        expect(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        for line in ("draining", "cleaned up"):
+            expect(process, line)
+        _, errors = process.communicate(timeout=120)
         assert "KeyboardInterrupt" in errors
 
 
