@@ -61,8 +61,8 @@ PATHS = Paths(40.0, 0.0)
 READY_S = 400.0
 STUCK_S = 240.0
 """Longer than any deadline of the run."""
-LEAVES_S, AWAY_S = 120.0, 60.0
-"""One of the two leaves so long after the other has, and stays away for half of that."""
+STAYS_S, AWAY_S, LEAVING_S = 60.0, 60.0, 300.0
+"""When one of the two has come back, the other leaves so long after that, and stays away; it ends its round first."""
 ENDS_S = 60.0
 
 MANIFEST = """\
@@ -207,19 +207,23 @@ def watch(mode: Mode, manifest: Path, folder: Path, *, uplink_mbit: float, secon
         router.limit(PATHS, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=addresses)
         first = wait_for(lambda event: event.get("version", 0) >= skip_steps, timeout_s=READY_S)
         moves = []
+
+        def move(what: str) -> None:
+            moves.append(f"{time.time() - first['at']:.0f} s: {what}")
+
         turns = itertools.cycle(COMING_AND_GOING)
-        while (passed_s := time.time() - first["at"]) < seconds:
-            turn_s, turn = passed_s % LEAVES_S, next(turns)
-            time.sleep(max(0.0, min(LEAVES_S - AWAY_S - turn_s, seconds - passed_s)))
-            if time.time() - first["at"] >= seconds:
+        while (left_s := first["at"] + seconds - time.time()) > 0:
+            time.sleep(min(STAYS_S, left_s))
+            if left_s <= STAYS_S:
                 break
-            moves.append(f"{time.time() - first['at']:.0f} s: {turn} leaves")
-            left = programs.pop(turn).process
-            left.send_signal(signal.SIGINT)
+            turn = next(turns)
+            move(f"{turn} is told to leave")
+            leaver = programs.pop(turn).process
+            leaver.send_signal(signal.SIGINT)
+            leaver.wait(LEAVING_S)
+            move(f"{turn} has left")
             time.sleep(AWAY_S)
-            if left.poll() is None:
-                raise click.ClickException(f"{turn} was told to leave {AWAY_S:g} s ago, and is still there")
-            moves.append(f"{time.time() - first['at']:.0f} s: {turn} comes back")
+            move(f"{turn} comes back")
             join(turn)
             wait_for(lambda event: event["event"] == "version", timeout_s=STUCK_S)
         enough_at = time.time()
