@@ -44,8 +44,8 @@ FIRST = Setting((REPLICAS, 1), ((0, 1),), steps=STEPS)
 LAST = Setting((1, REPLICAS), ((1, 1),), steps=STEPS)
 ROOT = Path(__file__).parents[2]
 NOBODY = "nobody"
-LASTING = 2
-"""Versions over which a ratio of losses is taken: a single one's is chance."""
+LASTING, ENDING = 2, 20
+"""Versions over which a ratio of losses is taken, at its worst and at the end: a single one's is chance."""
 FIGURES = (
     "honest_shut_out",
     "processes_ended",
@@ -101,7 +101,7 @@ def figures(swarm: VirtualSwarm) -> dict[str, Any]:
         "unseen_tokens": max(0, credit - MICROBATCH_TOKENS * sum(receipts[peer] for peer in liars)),
         "lost_share": 1 - seen.counted_tokens / (setting.steps * setting.microbatches * MICROBATCH_TOKENS),
         "worst_loss_ratio": max(smooth, default=math.nan),
-        "loss_ratio": ratios[-1] if ratios else math.nan,
+        "loss_ratio": sum(ratios[-ENDING:]) / len(ratios[-ENDING:]) if ratios else math.nan,
         "found_after_versions": None if out is None else max(0, out - FROM_STEP),
     }
 
