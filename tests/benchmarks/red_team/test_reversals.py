@@ -7,6 +7,7 @@ import pytest
 from benchmarks.red_team.__main__ import FIRST, KitMaker
 from benchmarks.red_team.__main__ import run as run_attack
 from benchmarks.red_team.invariants import broken
+from benchmarks.red_team.mutating import tried
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.reversals import REVERSALS, unsworn_result, written_result
 from benchmarks.red_team.trial import run
@@ -31,6 +32,24 @@ def test_a_hole_that_is_open_again_is_found(name: str) -> None:
     with REVERSALS[name]():
         trial = run(seed, plan=Plan(seed, (rule,)), setting=setting)
     assert what in {one.what for one in trial.fails}, trial
+
+
+FOUND_BY = {
+    "framing": (219, "shut_out"),
+    "claimed_ids": (17, "claims"),
+    "written_result": (1638, "written"),
+    "long_contributions": (370, "ended"),
+}
+"""The first seed known to find each hole when its fix is taken out, and the invariant that breaks."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FOUND_BY)
+def test_a_seed_below_two_thousand_finds_the_hole(name: str) -> None:
+    seed, what = FOUND_BY[name]
+    assert seed < 2000
+    assert what in {one.what for one in tried(seed, reversal=name).fails}
+    assert not tried(seed).fails
 
 
 def test_a_written_result_is_seen_where_voters_look_at_digests_alone() -> None:
