@@ -7,49 +7,31 @@ import pytest
 from benchmarks.red_team.__main__ import FIRST, KitMaker
 from benchmarks.red_team.__main__ import run as run_attack
 from benchmarks.red_team.invariants import broken
-from benchmarks.red_team.mutating import tried
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.reversals import REVERSALS, unsworn_result, written_result
 from benchmarks.red_team.trial import run
 from swarm.attacks import Attack
 
 FIRST_STAGE, LAST_STAGE = "one of 5, the first stage", "one of 5, the last stage"
-TWO_LIARS = "two of 8, the first stage"
+TWO_LIARS, TWO_IN_THE_LAST = "two of 8, the first stage", "two of 8, the last stage"
 
 SHRUNK: dict[str, tuple[int, str, Rule, str]] = {
     "framing": (432, FIRST_STAGE, Rule(0, "made", "HopHeader", "parents", "sibling", to_step=9), "stopped"),
     "claimed_ids": (299, LAST_STAGE, Rule(0, "made", "Contribution", "work", "inner", to_step=6), "claims"),
+    "written_result": (5, TWO_IN_THE_LAST, Rule(0, "made", "Result", "parts", "inner", to_step=8), "written"),
     "long_contributions": (116, TWO_LIARS, Rule(0, "made", "Contribution", "work", "longest", to_step=3), "ended"),
 }
 """Seed, setting, what is left of its plan when it is made smaller, and the invariant that breaks."""
 
 
 @pytest.mark.parametrize(
-    "name", ["framing", *(pytest.param(name, marks=pytest.mark.soak) for name in ("claimed_ids", "long_contributions"))]
+    "name", ["framing", *(pytest.param(name, marks=pytest.mark.soak) for name in SHRUNK if name != "framing")]
 )
 def test_a_hole_that_is_open_again_is_found(name: str) -> None:
     seed, setting, rule, what = SHRUNK[name]
     with REVERSALS[name]():
         trial = run(seed, plan=Plan(seed, (rule,)), setting=setting)
     assert what in {one.what for one in trial.fails}, trial
-
-
-FOUND_BY = {
-    "framing": (219, "shut_out"),
-    "claimed_ids": (17, "claims"),
-    "written_result": (1638, "written"),
-    "long_contributions": (370, "ended"),
-}
-"""The first seed known to find each hole when its fix is taken out, and the invariant that breaks."""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", FOUND_BY)
-def test_a_seed_below_two_thousand_finds_the_hole(name: str) -> None:
-    seed, what = FOUND_BY[name]
-    assert seed < 2000
-    assert what in {one.what for one in tried(seed, reversal=name).fails}
-    assert not tried(seed).fails
 
 
 def test_a_written_result_is_seen_where_voters_look_at_digests_alone() -> None:
