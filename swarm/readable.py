@@ -32,8 +32,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds / _TIMES[0][0]:,.0f} days"
     for scale, unit in _TIMES:
         if seconds >= 2 * scale:
-            return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{_three_digits(seconds)} s"
+            return f"{_short(seconds / scale)} {unit}"
+    return f"{_short(seconds)} s"
 
 
 def wrapped(text: str) -> str:
@@ -42,6 +42,10 @@ def wrapped(text: str) -> str:
         return text
     width = shutil.get_terminal_size().columns
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _short(number: float) -> str:
+    return f"{number:.2g}" if number < 9.95 else f"{number:,.0f}"
 
 
 def _three_digits(number: float) -> str:

@@ -9,8 +9,9 @@ the first version that counts on, one peer lies, and two leave in good order and
 
 Counted are the host's events, the router's bytes, the relay's, and the snapshots on the disks of all but the liar.
 `of_plan` is the time that `swarm plan`'s arithmetic has for the versions that were made, of as many peers of each stage
-as had work in each version, over the time they took; it is told how long computing and the exact work took. Goals: the
-liar out, replicas equal, `of_plan` within 0.85 to 1.15, and at most 1 % of the homes' bytes relayed.
+as had work in each version, over the time they took; it is told how long computing and the exact work took, and who
+joined which stage. Goals: the liar out, replicas equal, `of_plan` within 0.85 to 1.15, and at most 1 % of the homes'
+bytes relayed.
 """
 
 import itertools
@@ -25,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from benchmarks.homes.punching import KINDS
 from benchmarks.programs import Program
 from benchmarks.training_throughput import Events, running
 from swarm.attacks import DEVELOPER_VARIABLE
-from swarm.core.plan import Assumptions, StagePlan, plan_run, step_seconds
+from swarm.core.plan import Assumptions, StagePlan, beside_a_joiner_s, plan_run, step_seconds, with_joins_s
 from swarm.core.settings import RunSettings
 from swarm.manifest.file import assumed_data, freeze, read_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
@@ -260,7 +261,7 @@ class PlanOfThose:
             downlink_mbit=DOWN_TIMES * uplink_mbit,
             peers_per_stage=1,
             tflops=1.0,
-            session_hours=1000.0,
+            session_hours=1e9,
             round_trip_ms=PATHS.round_trip_ms,
             exact_ns=1.0,
         )
@@ -270,10 +271,15 @@ class PlanOfThose:
         assumptions = Assumptions(**{**vars(self._supposed), **supposed, "peers_per_stage": peers})
         return plan_run(*self._run, assumptions).stages[stage]
 
-    def step_s(self, peers: Sequence[int], **supposed: float) -> float:
-        """Of a version, with so many peers in each stage."""
+    def step_s(self, peers: Sequence[int], joins_per_s: Sequence[float], **supposed: float) -> float:
+        """Of a version, with so many peers in each stage, on average over a time in which so many joined each."""
         stages = [self.stage(stage, number, **supposed) for stage, number in enumerate(peers)]
-        return step_seconds(self._run[0], stages, self._supposed)
+        undisturbed_s, joins = step_seconds(self._run[0], stages, self._supposed), []
+        for part, number, per_s in zip(stages, peers, joins_per_s, strict=True):
+            joined = self.stage(part.stage, number + 1, **supposed)
+            beside_s = beside_a_joiner_s(undisturbed_s, part, replace(self._supposed, peers_per_stage=number))
+            joins.append((min(1.0, per_s * joined.join_s), beside_s))
+        return with_joins_s(undisturbed_s, joins)
 
 
 def figures(watched: Watched, plan: PlanOfThose, num_stages: int) -> dict[str, Any]:
@@ -290,7 +296,9 @@ def figures(watched: Watched, plan: PlanOfThose, num_stages: int) -> dict[str, A
     fleets = [[max(1, len(peers)) for peers in at_work[step]] for step in counted]
     took = _took(told, plan, dict(zip(counted, fleets, strict=True)))
     tokens = sum(event["num_targets"] for event in steps if event["stage"] == 0)
-    planned_s = sum(plan.step_s(fleet, **took) for fleet in fleets)
+    came = [event for event in watched.events if event["event"] == "admitted" and event["at"] > first["at"]]
+    joins = [sum(event["stage"] == stage for event in came) for stage in range(num_stages)]
+    planned_s = sum(plan.step_s(fleet, [number / seconds for number in joins], **took) for fleet in fleets)
     out = [event for event in watched.events if event["event"] in ("banned", "quarantined")]
     outs = [event for event in out if event["peer_id"] == watched.peers[LIAR]]
     others = [f"{event['event']} for {event['kind']}" for event in out if event not in outs]
@@ -309,6 +317,7 @@ def figures(watched: Watched, plan: PlanOfThose, num_stages: int) -> dict[str, A
         "longest_gap_s": max(after - before for before, after in itertools.pairwise(at)),
         "planned_step_s": planned_s / versions,
         "round_s": statistics.median(event["round_s"] for event in steps),
+        "joins": joins,
         "peers_at_work": [statistics.mean(fleet[stage] for fleet in fleets) for stage in range(num_stages)],
         **took,
         "sent_bytes": sent,

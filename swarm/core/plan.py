@@ -7,7 +7,7 @@ bytes are those of messages, and times count what headers add to them. A step is
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
@@ -460,17 +460,21 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         _plan_stage(settings, stage, num_parameters[stage], hidden_size, assumptions)
         for stage in range(settings.model.num_stages)
     )
-    step_s = step_seconds(settings, stages, assumptions)
+    undisturbed_s = step_seconds(settings, stages, assumptions)
     # Who joins is one of the peers of its stage: the others are there.
     there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
     before = tuple(
         _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
         for stage in range(settings.model.num_stages)
     )
-    share = joiner_share(there)
-    beside_s = max(step_seconds(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
+    undisturbed_before_s = step_seconds(settings, before, there)
+    beside_s = max(beside_a_joiner_s(undisturbed_before_s, part, there) for part in before)
     joins_s = [_join_s(settings, part, beside_s, there) for part in before]
     stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
+    # As many come as leave.
+    joining = [min(1.0, assumptions.peers_per_stage * s / (assumptions.session_hours * 3600)) for s in joins_s]
+    slowed_s = [beside_a_joiner_s(undisturbed_s, part, assumptions) for part in stages]
+    step_s = with_joins_s(undisturbed_s, zip(joining, slowed_s, strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -609,6 +613,23 @@ def joiner_share(assumptions: Assumptions) -> float:
     sends = lanes_of(rate, most=MOST_LANES * receivers)
     joins = lanes_of(rate, most=MOST_LANES)
     return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
+
+
+def beside_a_joiner_s(undisturbed_s: float, part: StagePlan, assumptions: Assumptions) -> float:
+    """A step while somebody takes the stage's state: what a step leaves idle of a donor's uplink comes first. The
+    activations of a stage's only peer go over a few connections, too."""
+    donors = replace(assumptions, peers_per_stage=max(2, assumptions.peers_per_stage))
+    return max(undisturbed_s, part.uplink_s / (1 - joiner_share(donors)))
+
+
+def with_joins_s(undisturbed_s: float, joins: Iterable[tuple[float, float]]) -> float:
+    """A step on average. `joins`: of each stage, the share of the time in which somebody takes its state, and how long
+    a step then lasts; the slowest stage decides."""
+    nobody_joins, mean_s = 1.0, 0.0
+    for share, beside_s in sorted(joins, key=lambda one: -one[1]):
+        mean_s += nobody_joins * share * beside_s
+        nobody_joins *= 1 - share
+    return mean_s + nobody_joins * undisturbed_s
 
 
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:

@@ -15,7 +15,8 @@ OF_STAGE = {"a": 0, "b": 0, "liar": 1, "c": 1}
 
 
 class OneSecondAPeer(PlanOfThose):
-    """A version takes a second for each peer of the larger stage; computing one second, exact work a tenth."""
+    """A version takes a second for each peer of the larger stage, and what joins in a second; computing one second,
+    exact work a tenth."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, float]] = []
@@ -25,9 +26,9 @@ class OneSecondAPeer(PlanOfThose):
         vars(made).update(compute_s=1.0, exact_s=0.1)
         return made
 
-    def step_s(self, peers: Any, **supposed: float) -> float:
+    def step_s(self, peers: Any, joins_per_s: Any, **supposed: float) -> float:
         self.asked.append(supposed)
-        return float(max(peers))
+        return float(max(peers) + sum(joins_per_s))
 
 
 def step(number: int, peer: str, *, counted: int = 2) -> dict[str, Any]:
@@ -54,6 +55,10 @@ def test_the_plan_is_of_those_who_had_work_in_each_version() -> None:
     idle = [{**one, "counted": 0} if one["peer_id"] in ("b", "liar") else one for one in steps]
     for fewer in (alone, idle):
         assert figures(watched(fewer), OneSecondAPeer(), STAGES)["of_plan"] < 1.0
+    came = [{"event": "admitted", "peer_id": "b", "stage": 0, "at": at} for at in (3.9, 4.1, 7.0)]
+    joined = figures(watched(steps, *came), OneSecondAPeer(), STAGES)
+    assert joined["joins"] == [2, 0], "but for who came before anything counted"
+    assert joined["planned_step_s"] == pytest.approx(2.0 + 2 / 4.0)
     assert found["relayed_share"] == 7 / 1000
     assert found["peers_at_work"] == [2, 2]
 

@@ -27,6 +27,7 @@ from swarm.core.plan import (
     Cut,
     Memory,
     activation_bytes_per_token,
+    joiner_share,
     plan_cut,
     plan_run,
     round_bytes,
@@ -48,6 +49,8 @@ LLAMA_1B = (
     '"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}'
 )
 LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
+LASTING = replace(LINKS, session_hours=1e9)
+"""Nobody leaves or joins."""
 
 
 def _settings(text: str = "") -> RunSettings:
@@ -216,13 +219,13 @@ def test_parameters_are_those_of_the_weights() -> None:
 
 def test_step_time_is_the_slowest_of_compute_and_links() -> None:
     settings = _settings("[averaging]\nrule = 'mean'")
-    slow_links = replace(LINKS, uplink_mbit=0.1)
+    slow_links = replace(LASTING, uplink_mbit=0.1)
     bound = plan_run(settings, [10**6] * 2, 128, slow_links)
     votes_s = ROUND_TRIPS * LINKS.round_trip_ms / 1000
     exact_s = 10**6 * EXACT_NS["int8"] * 1e-9
     lines_s = max(part.uplink_s for part in bound.stages)
     assert bound.step_s == pytest.approx(lines_s + bound.stages[1].fill_s + votes_s + exact_s)
-    slow_compute = replace(LINKS, tflops=1e-4)
+    slow_compute = replace(LASTING, tflops=1e-4)
     computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
     first, last = computing.stages
     slowest, other = (first, last) if first.compute_s > last.compute_s else (last, first)
@@ -230,9 +233,26 @@ def test_step_time_is_the_slowest_of_compute_and_links() -> None:
     assert computing.tokens_per_s == pytest.approx(settings.batch.target_tokens / computing.step_s)
 
 
+def test_steps_last_longer_while_somebody_takes_a_state() -> None:
+    """By what is taken of a donor's uplink beyond what steps leave idle; and as often as somebody comes."""
+    settings = _settings("[averaging]\nrule = 'mean'")
+
+    def step_s(session_hours: float, uplink_mbit: float = 1.0) -> float:
+        links = replace(LINKS, uplink_mbit=uplink_mbit, session_hours=session_hours)
+        return plan_run(settings, [10**6] * 2, 128, links).step_s
+
+    undisturbed_s = step_s(1e9)
+    assert undisturbed_s < step_s(48.0) < step_s(24.0) < step_s(0.01)
+    assert step_s(0.01) == pytest.approx(step_s(0.001)), "there is always one that joins"
+    share = joiner_share(replace(LINKS, uplink_mbit=1.0))
+    busy_s = max(part.uplink_s for part in plan_run(settings, [10**6] * 2, 128, replace(LINKS, uplink_mbit=1)).stages)
+    assert step_s(0.001) == pytest.approx(busy_s / (1 - share))
+    assert step_s(0.001, 1000.0) == pytest.approx(step_s(1e9, 1000.0)), "the line is idle enough"
+
+
 def test_a_synchronous_pipeline_is_filled_anew_in_every_step() -> None:
     """With s equal stages m microbatches of each peer take the time of m + s - 1, and s - 1 round trips."""
-    slow = replace(LINKS, tflops=1e-4)
+    slow = replace(LASTING, tflops=1e-4)
     settings = _settings("[model]\nstage_layers = [1, 1, 1, 1]\n[data]\nsequence_length = 1\n")
     plan = plan_run(settings, [10**7] * 4, 1, slow)
     m = settings.microbatches_per_step / LINKS.peers_per_stage
@@ -376,9 +396,11 @@ def _verdict(settings: RunSettings, num_parameters: list[int], links: Assumption
 def test_sixteen_fast_machines_on_home_lines_are_slower_than_one_and_slow_ones_are_not() -> None:
     settings = _settings("[model]\nstage_layers = [1, 1, 1, 1]\n[batch]\ntarget_tokens = 524288")
     fleet = replace(LINKS, peers_per_stage=4)
-    bad = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=60))
+    bad = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=60, session_hours=1e9))
     assert not bad.is_good
     assert 1 / bad.times_alone == pytest.approx(9, rel=0.15), "a stage's hops, 1 kB a token, on 20 Mbit/s"
+    come_and_go = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=60))
+    assert 1 / come_and_go.times_alone == pytest.approx(13.5, rel=0.15), "somebody always takes a state of 3.3 GB"
     assert bad.told().startswith("SLOWER than one such machine alone, at 0.1")
     assert "bound by activations on the lines; " in bad.told()
     good = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=0.5))
