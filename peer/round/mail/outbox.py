@@ -3,7 +3,8 @@
 What waits for one peer together goes together. On a fast line messages are long, for each costs as much as carrying
 100 KB; on a slow one short and many, so that the line is never idle while one is acknowledged. There they become
 shorter the less is left, and parcels are cut into fragments: so those under way end at about the same time (guided
-self-scheduling, Polychronopoulos and Kuck 1987), and no line stands nearly empty behind the last of them.
+self-scheduling, Polychronopoulos and Kuck 1987), and no line stands nearly empty behind the last of them. What is left
+is what waits for that peer; where this machine's uplink is full, what waits for all: of eight, each has little to get.
 
 Each message under way has a connection of its own, and all share this machine's uplink. Together they are no more than
 its buffer holds the least that TCP keeps under way of: or they would lose one another's packets, and the packets of
@@ -37,6 +38,8 @@ UNDER_WAY_BYTES = 4 << 20
 answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
 MOST_OF_ALL = 1 << 10
 """Lanes to all peers together, however fast the line."""
+SPARED = 4 / 3
+"""What is longer than a message should be, by less than this, is not cut: each half has a head, too."""
 CUT_BELOW_BYTES = 512 << 10
 """Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
 LEAST_BYTES = 8 << 10
@@ -184,11 +187,6 @@ class _Line:
         rate = self.meter.bytes_per_s
         return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
 
-    @property
-    def next_bytes(self) -> int:
-        """Of the next message."""
-        return UNSURE_BYTES if self.is_unsure else self.pace.next_bytes(self.waiting_bytes)
-
     def is_below(self, bytes_per_s: float) -> bool:
         return self.meter.bytes_per_s is not None and self.meter.bytes_per_s < bytes_per_s
 
@@ -298,10 +296,25 @@ class Outbox:
         """Bytes a second."""
         return max((line.meter.bytes_per_s or 0.0 for line in self._lines.values()), default=0.0) / NARROW
 
+    @property
+    def _uplink_lanes(self) -> int:
+        """So many the uplink carries in all."""
+        rate = self._uplink.bytes_per_s
+        return self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL)
+
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
-        rate = self._uplink.bytes_per_s
-        return lanes <= (self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL))
+        return lanes <= self._uplink_lanes
+
+    def _next_bytes(self, line: _Line) -> int:
+        """Of the next message to this peer."""
+        if line.is_unsure:
+            return UNSURE_BYTES
+        own = line.pace.next_bytes(line.waiting_bytes)
+        if self._has_room(self._uplink.busy + 1):
+            return own
+        waiting_bytes = sum(other.waiting_bytes for other in self._lines.values())
+        return min(line.pace.message_bytes, max(own, waiting_bytes // (2 * self._uplink_lanes)))
 
     def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""
@@ -317,7 +330,7 @@ class Outbox:
 
     async def _send_waiting(self, peer: PeerId, line: _Line, *, on_uplink: bool) -> None:
         try:
-            while together := _take(line):
+            while together := _take(line, self._next_bytes(line)):
                 self._begin()  # of what was cut, the other fragments go beside the first
                 await self._send(peer, together)
                 now, num_bytes = time.monotonic(), sum(len(parcel.body) for parcel in together)
@@ -338,11 +351,10 @@ class Outbox:
                 self._begin()
 
 
-def _take(line: _Line) -> list[Parcel]:
+def _take(line: _Line, at_most: int) -> list[Parcel]:
     """The next parcels that go together, or a fragment of one that is too long; none if nothing waits."""
     waiting = line.waiting
-    at_most = line.next_bytes
-    if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > at_most:
+    if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > SPARED * at_most:
         waiting.extendleft(reversed(waiting.popleft().cut(at_most)))
     taken: list[Parcel] = []
     num_bytes = 0

@@ -205,6 +205,29 @@ def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkey
     asyncio.run(main())
 
 
+def test_on_a_full_uplink_messages_get_shorter_by_what_is_left_for_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of seven waits for 100 KB: cut by that alone, the first ones would be as short as the last."""
+    peers, part = [PeerId(f"peer{number}") for number in range(7)], 34_000
+
+    async def main() -> None:
+        wire = Wire()
+        for peer in peers:
+            await measured(wire, 250_000.0, monkeypatch, peer=peer)
+        wire.open.clear()
+        for number in range(3):
+            for peer in peers:
+                wire.outbox.put(peer, parcel(number, part))
+        await settled()
+        wire.sent.clear()
+        await wire.finished()
+        lengths = [sum(len(one.body) for one in parcels) for _, parcels in wire.sent]
+        assert set(lengths[:8]) == {part}, "whole, though a little longer than a message should be"
+        assert lengths[-1] < part / 2
+        assert len(lengths) < 3 * len(peers) * 1.5
+
+    asyncio.run(main())
+
+
 def test_all_peers_together_have_no_more_lanes_than_a_slow_uplink_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a line of 1 Mbit/s four messages to each of three peers lost one another's packets, and those of votes."""
     peers = [PeerId(name) for name in ("one", "other", "third")]
