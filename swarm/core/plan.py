@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swarm.core.audit.recomputed import audits_of_a_part
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
@@ -169,6 +170,8 @@ class StagePlan:
     """Of one that computes it at once on a GPU."""
     round_up_bytes: float
     round_down_bytes: float
+    audit_up_bytes: float
+    """To those who recompute reduced parts."""
     activation_up_bytes: float
     activation_down_bytes: float
     compute_s: float
@@ -421,6 +424,14 @@ def round_bytes(codec: str, num_values: int, num_members: float) -> float:
     return (num_members - 1) / num_members * vector_bytes
 
 
+def audit_bytes_of(settings: RunSettings, num_parameters: int, num_members: int) -> float:
+    """That one member of a stage sends in a step to those who recompute reduced parts: its own part of each."""
+    num_values = round(settings.round_values * num_parameters)
+    audits = audits_of_a_part(settings.audits.reducer_share, -(-num_values // settings.part_values(num_values)))
+    others = num_members - 1
+    return min(others, audits) * others / num_members * CONTRIBUTION_BYTES[settings.codecs.averaging] * num_values
+
+
 def state_bytes(settings: TrainingSettings, num_parameters: int) -> float:
     """Of a stage's state, as a joiner downloads it."""
     return num_parameters * FLOAT_BYTES + moment_bytes(settings, num_parameters)
@@ -573,6 +584,9 @@ def _plan_stage(
     round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
     exact_s = exact_round_s(settings, num_parameters, assumptions.exact_ns)
     work_s = max(compute_s, activation_s)
+    audit_bytes = audit_bytes_of(settings, num_parameters, members)
+    # It is sent while the line has nothing else to do, and then beside a round.
+    beside_s = max(0.0, audit_bytes / assumptions.up_bytes_per_s - (work_s - activation_s))
     each_s = work_s / max(1.0, tokens / settings.microbatch_tokens)
     *_, least = modes(settings)
     memory, least_memory, gpu_memory = (
@@ -588,14 +602,16 @@ def _plan_stage(
         gpu_memory_bytes=gpu_memory,
         round_up_bytes=round_each_way,
         round_down_bytes=round_each_way,
+        audit_up_bytes=audit_bytes,
         activation_up_bytes=activation_up,
         activation_down_bytes=activation_down,
         compute_s=compute_s,
         exact_s=exact_s,
-        uplink_s=(round_each_way + activation_up) / assumptions.up_bytes_per_s,
+        uplink_s=(round_each_way + activation_up + audit_bytes) / assumptions.up_bytes_per_s,
         work_s=work_s,
         fill_s=each_s + round_trip_s,
         round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
+        + beside_s
         + round_trips_s
         + exact_s,
         longest_round_s=longest_round_s(settings, num_parameters, members),

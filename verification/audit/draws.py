@@ -5,14 +5,12 @@ contribution hashes the value of that version with the contribution's digest; th
 So nobody else can know the draw when the contribution is signed, the auditor cannot choose it, and all can check it.
 
 With h honest auditors at rate q, a version's lie is found with p = 1 - (1 - q)^h: time to ban is geometric in p.
-
-A lie in a reduced part costs the stage the part's share of a step. So the fewer parts there are, the more of them are
-recomputed: what a wrong reducer does before it is found is bounded in whole steps.
 """
 
 import math
 from dataclasses import dataclass
 
+from swarm.core.audit.recomputed import audits_of_a_part
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.settings import AuditSettings
@@ -69,7 +67,7 @@ class AuditBudget:
     contribution: float = 0.07
     """Of the compute that the target's own work took."""
     reducer: float = 0.05
-    """Audits of each part it reduced, where a stage has `FEWEST_PARTS` or more; as many in all where it has fewer."""
+    """Audits of each part it reduced, where a stage has many; more where it has few (`swarm.core.audit.recomputed`)."""
 
     @classmethod
     def of_run(cls, audits: AuditSettings) -> "AuditBudget":
@@ -87,11 +85,6 @@ class AuditBudget:
 
 
 DEFAULT_BUDGET = AuditBudget()
-
-FEWEST_PARTS = 80
-"""At the default budget four parts of a version are recomputed in a stage of so many, and in each that has fewer. Who
-reduces wrongly has then spoiled a quarter of a step on average when the first of its lies is drawn, or one part where
-that is more."""
 
 
 def microbatch_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
@@ -111,7 +104,7 @@ def reducer_rate(
     num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, num_parts: int, factor: float = 1.0
 ) -> float:
     """Chance that one auditor recomputes one reduced part of a result that has so many."""
-    return _rate(budget.reducer * max(1.0, FEWEST_PARTS / num_parts) * factor, num_replicas)
+    return _rate(audits_of_a_part(budget.reducer, num_parts) * factor, num_replicas)
 
 
 def found_by_one(

@@ -321,13 +321,30 @@ def test_month_is_what_the_steps_of_a_month_move() -> None:
 
 
 def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> None:
-    far = replace(LINKS, round_trip_ms=200.0)
-    near, distant = (plan_run(_settings(), [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
+    far, settings = replace(LINKS, round_trip_ms=200.0), _settings("[audits]\nreducer_share = 0.0")
+    near, distant = (plan_run(settings, [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
     assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
     line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6) / LINK_SHARE
     assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04 + near.exact_s)
-    alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
+    alone = plan_run(settings, [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
     assert alone.round_s == alone.exact_s
+
+
+def test_what_recomputes_parts_takes_the_line_that_work_leaves_idle_and_then_the_rounds() -> None:
+    """Four parts of a small stage in each version, one in twenty of a large one; of each all others' inputs."""
+    small = plan_run(_settings(), [10**6] * 2, 128, LINKS).stages[0]
+    part_bytes = CONTRIBUTION_BYTES["int8"] * 10**6 / 4
+    assert small.audit_up_bytes == pytest.approx(4 * 7 / 8 * part_bytes)
+    large = plan_run(_settings(), [10**9] * 2, 128, LINKS).stages[0]
+    assert large.audit_up_bytes == pytest.approx(0.05 * 7 / 8 * CONTRIBUTION_BYTES["int8"] * 10**9)
+    unaudited = _settings("[audits]\nreducer_share = 0.0")
+    audit_s = small.audit_up_bytes / LINKS.up_bytes_per_s
+    for tflops, beside_s in ((1e9, audit_s), (1e-3, 0.0)):
+        links = replace(LINKS, tflops=tflops)
+        audited_s, without_s = (
+            plan_run(one, [10**6] * 2, 1, links).stages[0].round_s for one in (_settings(), unaudited)
+        )
+        assert audited_s - without_s == pytest.approx(beside_s, rel=0.01)
 
 
 def test_a_cut_that_memory_is_too_small_for_is_computed_sample_by_sample_or_not_at_all() -> None:

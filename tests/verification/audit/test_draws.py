@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 
 from swarm.core.audit.hash_chain import LONGEST_CHAIN, HashChain, check_reveal
+from swarm.core.audit.recomputed import FEWEST_PARTS
 from swarm.core.canonical import digest
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -16,7 +17,6 @@ from swarm.core.round.contribution import Contribution, Rate, Work
 from swarm.core.settings import MOST_STEPS
 from tests.swarm.core.audit.chances import NO_CHANCE
 from verification.audit.draws import (
-    FEWEST_PARTS,
     AuditBudget,
     Draw,
     bound_99,
