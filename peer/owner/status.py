@@ -104,7 +104,7 @@ def state_of(peer: OwnPeer, live: "PeerAtStage | None", facts: Facts) -> tuple[s
         return peer.phase, peer.waits_for
     if facts.is_leaving:
         waits_for = live.leaving.waits_for if live is not None else ""
-        return "leaving", waits_for or "what it holds is closed"
+        return "leaving", waits_for or "nothing more begins"
     if facts.decision.conduct is not Conduct.WORK:
         return ("paused" if facts.decision.conduct is Conduct.PAUSE else "away"), facts.decision.reason
     daemon = peer.daemon
