@@ -13,8 +13,8 @@ def count_text(number: float) -> str:
     """Of parameters or tokens: 999, 1.21 M, 12.3 B."""
     for scale, unit in _COUNTS:
         if number >= 0.9995 * scale:  # what rounds to a thousand of the unit below is one of this
-            return f"{_three_digits(number / scale)} {unit}"
-    return _three_digits(number)
+            return f"{_digits(number / scale, 3)} {unit}"
+    return _digits(number, 3)
 
 
 def size_text(size_bytes: float) -> str:
@@ -32,8 +32,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds / _TIMES[0][0]:,.0f} days"
     for scale, unit in _TIMES:
         if seconds >= 2 * scale:
-            return f"{_short(seconds / scale)} {unit}"
-    return f"{_short(seconds)} s"
+            return f"{_digits(seconds / scale, 2)} {unit}"
+    return f"{_digits(seconds, 2)} s"
 
 
 def wrapped(text: str) -> str:
@@ -44,9 +44,6 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _short(number: float) -> str:
-    return f"{number:.2g}" if number < 9.95 else f"{number:,.0f}"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
+def _digits(number: float, digits: int) -> str:
+    """At least so many, and all that stand before the point."""
+    return f"{number:.{digits}g}" if number < 10**digits - 0.5 else f"{number:,.0f}"

@@ -318,6 +318,15 @@ class InProcessSwarm:
                 waiting = asyncio.ensure_future(self._event_came.wait())
                 await self._first_of(waiting)
 
+    async def first_of_stage(self, stage: int, is_it: Callable[[SwarmPeer], bool]) -> SwarmPeer:
+        """The first of the stage that is found to be so, looked at whenever anything has happened."""
+        async with asyncio.timeout(120.0):
+            while True:
+                for peer in self.of_stage(stage):
+                    if is_it(peer):
+                        return peer
+                await asyncio.sleep(0)
+
     async def until_version(self, version: int, *, timeout_s: float = 60.0) -> None:
         """Wait until every stage has reached `version`."""
         await self.until(lambda: self.host.progress.done_versions() >= version, timeout_s=timeout_s)

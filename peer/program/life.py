@@ -36,8 +36,6 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 20.0
 SEEDS_EVERY_S = 600.0
 P2PD_ENDED = "p2pd has ended, and is started again"
 
-FINISHES = "what has begun is finished first, and the averaging round that is under way"
-
 MAX_SEEDS = 4
 """Remembered beside the host, of those that say they are."""
 
@@ -230,8 +228,11 @@ class Life:
             if self._desk.decision.conduct is not before:
                 before = self._desk.decision.conduct
                 self._say(self._desk.decision.reason or "working again")
-        is_asked = stop.is_set()
-        self._say(f"leaving: {FINISHES}; Ctrl-C again leaves at once" if is_asked else "away: it comes back by itself")
+        if not stop.is_set():
+            self._say("away: it comes back by itself")
+            return
+        first = "what has begun is finished first, and the averaging round that is under way"
+        self._say(f"leaving: {first}; Ctrl-C again leaves at once")
 
     async def _look_for_seeds(self, daemon: PeerDaemon) -> None:
         """Now and then: where the host's other seeds listen, as the directory has it."""

@@ -96,7 +96,7 @@ def leave(folder: Path, now: bool) -> None:
     state, started = StateFolder(folder.absolute()), time.monotonic()
     said = ""
     with _daemon(folder) as daemon:
-        told: pb.Status | None = daemon.leave(now=now)
+        told = daemon.leave(now=now)
         heard_at = time.monotonic()
         while time.monotonic() < heard_at + CLOSES_S:
             try:
@@ -104,7 +104,7 @@ def leave(folder: Path, now: bool) -> None:
             except NotRunningError:
                 click.echo(f"left after {time.monotonic() - started:.1f} s")
                 return
-            if told is not None and told.reason != said:
+            if told.reason != said:
                 said = told.reason
                 click.echo(f"leaving: {said}", err=True)
             time.sleep(LOOK_EVERY_S)

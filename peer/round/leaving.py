@@ -9,12 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 
 from peer.round.rounds import StageRounds
-from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.host_protocol import STANDING
-from swarm.network.transport import Message
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5
@@ -79,12 +75,7 @@ class Leaving:
 
     async def _is_behind(self, peer: PeerId, version: int) -> bool:
         """Whether it answers, and has not made the version yet."""
-        context = self._rounds.context
-        asked: dict[str, Value] = {"stage": self._rounds.steps.chain.stage}
         try:
-            reply = await context.transport.call(
-                peer, STANDING, Message(asked), timeout_s=context.settings.deadlines.call_s, max_body_bytes=0
-            )
-            return Fields("standing", reply.meta).integer("version") < version
+            return await self._rounds.version_of(peer) < version
         except (TransientError, RemoteError):
             return False

@@ -234,6 +234,13 @@ class StageRounds:
             version + 1, timeout_s=self.context.settings.deadlines.call_s + work_s(values)
         )
 
+    async def version_of(self, peer: PeerId) -> int:
+        """Where another peer has the stage. Raises TransientError or RemoteError."""
+        context = self.context
+        meant, call_s = Message({"stage": self.steps.chain.stage}), context.settings.deadlines.call_s
+        reply = await context.transport.call(peer, STANDING, meant, timeout_s=call_s, max_body_bytes=0)
+        return Fields("standing", reply.meta).integer("version")
+
     # -- what others ask ----------------------------------------------------------------------------------
 
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:

@@ -25,7 +25,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Result
-from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS, STANDING
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -238,9 +238,7 @@ class CatchUp:
             return
         asked = self._rng.choice(others)
         try:
-            meant: dict[str, Value] = {"stage": steps.chain.stage}
-            reply = await self._transport.call(asked, STANDING, Message(meant), timeout_s=call_s, max_body_bytes=0)
-            version = Fields("standing", reply.meta).integer("version")
+            version = await self._rounds.version_of(asked)
         except (TransientError, RemoteError) as error:
             log.debug("where the stage is, from %s: %s", asked[-6:], error)
             return

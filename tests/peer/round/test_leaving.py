@@ -11,7 +11,7 @@ from peer.round.mail.mail import ROUND
 from swarm.core.errors import UnreachableError
 from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
-from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
+from tests.swarm_in_process import SwarmPeer, manifest_of, swarm_in_process
 
 DRAIN_S, MESSAGE_S = 1.5, 0.4
 LINES = {"is_slow": False, "is_dead": False}
@@ -71,7 +71,7 @@ def test_who_leaves_in_mid_round(line: str, tmp_path: Path) -> None:
             await swarm.until_version(1)
             await swarm.until(lambda: all_are_members(swarm.of_stage(1)))
             lines[line] = True
-            leaver = await _one_that_has_contributed(swarm)
+            leaver = await swarm.first_of_stage(1, has_contributed)
             others = [peer for peer in swarm.of_stage(1) if peer is not leaver]
             left_in, began = leaver.steps.version, time.monotonic()
             await asyncio.wait_for(swarm.leave(leaver), 30.0)
@@ -84,12 +84,3 @@ def test_who_leaves_in_mid_round(line: str, tmp_path: Path) -> None:
                 assert took_s < 10 * DRAIN_S
 
     asyncio.run(main())
-
-
-async def _one_that_has_contributed(swarm: InProcessSwarm) -> SwarmPeer:
-    async with asyncio.timeout(30.0):
-        while True:
-            for peer in swarm.of_stage(1):
-                if has_contributed(peer):
-                    return peer
-            await asyncio.sleep(0.01)

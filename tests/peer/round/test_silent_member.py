@@ -20,7 +20,7 @@ from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Handler, Message, Transport
-from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
+from tests.swarm_in_process import SwarmPeer, manifest_of, swarm_in_process
 from tests.verification.exhibits import small_settings
 
 CALL_S, PING_S = 0.5, 0.2
@@ -58,15 +58,6 @@ def stop(member: SwarmPeer, goes_on: asyncio.Event) -> None:
     transport.answer, transport.call = answer, call
 
 
-async def until_one_holds_work(swarm: InProcessSwarm) -> SwarmPeer:
-    async with asyncio.timeout(120.0):
-        while True:
-            for member in swarm.of_stage(0):
-                if holds_work(member):
-                    return member
-            await asyncio.sleep(0)
-
-
 def test_a_step_goes_on_without_a_member_that_stands_still_with_work_in_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +67,7 @@ def test_a_step_goes_on_without_a_member_that_stands_still_with_work_in_hand(
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(3, 1)) as swarm:
             await swarm.until_version(2)
-            victim = await until_one_holds_work(swarm)
+            victim = await swarm.first_of_stage(0, holds_work)
             stop(victim, at_the_end := asyncio.Event())
             victim.killed = True
             await swarm.until_version(swarm.host.progress.done_versions() + 4, timeout_s=SOON_S)
