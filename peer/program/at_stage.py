@@ -233,7 +233,7 @@ class PeerAtStage:
         self._rolling_back = RollingBack(
             steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings), rounds.end_at
         )
-        self._donor = StateDonor(steps, own.verdicts.take)
+        self._donor = StateDonor(steps, rounds.joiners, own.verdicts.take)
         self._witness = WitnessService(
             joined.run_id,
             own.identity,

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
+from peer.round.joiners import Joiners
 from peer.round.mail.fragments import Fragment
 from peer.round.mail.mail import RoundMail
 from peer.round.mail.outbox import Outbox, Parcel, Turns
@@ -42,7 +43,7 @@ from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
 from swarm.core.round.words import Reduction, Words
-from swarm.core.transfers import MESSAGE_BYTES, bytes_per_s, longest_s
+from swarm.core.transfers import MESSAGE_BYTES, MOST_LANES, bytes_per_s, longest_s
 from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -85,6 +86,7 @@ class PartExchange:
         self._reductions = steps.context.reductions
         traffic = self._context.transport.traffic
         self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
+        self.joiners = Joiners(steps, lambda: min(MOST_LANES, self._outbox.uplink_lanes))
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
@@ -98,6 +100,7 @@ class PartExchange:
     def serve(self) -> None:
         """Begin to answer who asks for parts."""
         self._context.transport.serve(PART_BYTES, self._on_part_bytes, max_body_bytes=0)
+        self._context.transport.in_turns(PART_BYTES, self.joiners.turn)
 
     # -- the own contribution -----------------------------------------------------------------------------
 
@@ -531,6 +534,7 @@ class PartExchange:
 
     def turned(self, event: VersionTurned) -> None:
         """The round is over."""
+        self.joiners.turned(event)
         if event.is_next:
             self.rates.end_round()
             self._outbox.keep(event.chain.members)

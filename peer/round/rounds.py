@@ -13,6 +13,7 @@ from peer.pipeline.receipts import PapersDesk
 from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
+from peer.round.joiners import Joiners
 from peer.round.mail.mail import RoundMail
 from peer.round.mail.outbox import SHORTEST_BYTES
 from peer.round.part_exchange import PartExchange
@@ -131,6 +132,11 @@ class StageRounds:
     def num_given(self) -> int:
         """Parts that others were given on asking."""
         return self._parts.num_given
+
+    @property
+    def joiners(self) -> Joiners:
+        """Who is sent states and results."""
+        return self._parts.joiners
 
     def end_at(self, version: int) -> None:
         """The era ends at this version; a later word may name a higher one."""

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 
+from peer.round.joiners import Joiners
 from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepParts
@@ -44,9 +45,10 @@ PAUSE_S = 0.25
 class StateDonor:
     """Serves the stage's results and snapshots to whoever asks."""
 
-    def __init__(self, steps: StageSteps, heard_of: Callable[[Promotion], None]) -> None:
+    def __init__(self, steps: StageSteps, joiners: Joiners, heard_of: Callable[[Promotion], None]) -> None:
         """`heard_of` checks a promotion that its peer shows, and remembers it. It raises RemoteError."""
         self._steps = steps
+        self._joiners = joiners
         self._heard_of = heard_of
         self.num_given = 0
         """Results and chunks of states, so far."""
@@ -59,6 +61,7 @@ class StateDonor:
             (JOIN, self._on_join),
         ):
             transport.serve(method, handler, max_body_bytes=0)
+        transport.in_turns(CHUNK, self._joiners.turn)
 
     async def _on_results(self, sender: PeerId, request: Message) -> Message:
         """Results from a version on, at most a few; waits for the next one if the caller is up to date."""

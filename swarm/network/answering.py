@@ -180,11 +180,12 @@ class Answering:
             window_s = self._limits.window_s
             request = await framing.read_content(stream, head, window_s=window_s)
             self.bytes_received += head.meta_bytes + head.body_bytes
-            async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
-                meta, body = await _unless_closed(stream, ask(service.handler, peer_id, head.method, request))
-            del request
-            await framing.send(stream, framing.encode_reply_head(meta, body), body, window_s=window_s)
-            self.bytes_sent += len(meta) + len(body)
+            async with contextlib.AsyncExitStack() as turn:
+                async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
+                    meta, body = await _unless_closed(stream, ask(service, peer_id, head.method, request, turn))
+                del request
+                await framing.send(stream, framing.encode_reply_head(meta, body), body, window_s=window_s)
+                self.bytes_sent += len(meta) + len(body)
 
     async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
         """Send an error; the caller closes."""

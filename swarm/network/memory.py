@@ -4,11 +4,12 @@ The same calls, limits, deadlines and errors as `p2p` and `dht`, with faults to 
 """
 
 import asyncio
+import contextlib
 import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarm.core.canonical import Value, pack
@@ -18,7 +19,7 @@ from swarm.core.transfers import Transfer
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.directory.records import Record, newest_of, sign_record
 from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
-from swarm.network.transport import MAX_META_BYTES, Handler, Message, Way
+from swarm.network.transport import MAX_META_BYTES, Handler, Message, Turn, Way
 
 PIECE_BYTES = 16 << 10
 """Messages that share a line take turns with pieces of at most this length,"""
@@ -168,11 +169,11 @@ class MemoryNetwork:
             if request.num_bytes:
                 deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
             try:
-                answer = await callee.answer(caller, method, request)
+                async with callee.answered(caller, method, request) as answer:
+                    await self._carry(back, len(answer[1]), deadline)
             except (RemoteError, TransientError):
                 await self._carry(back, 0, deadline)
                 raise
-            await self._carry(back, len(answer[1]), deadline)
         return answer
 
     async def _carry(self, way: tuple[PeerId, PeerId], num_bytes: int, deadline: asyncio.Timeout) -> None:
@@ -226,6 +227,9 @@ class MemoryTransport:
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
 
+    def in_turns(self, method: str, turn: Turn) -> None:
+        self._services.in_turns(method, turn)
+
     def expect(self, peers: Iterable[PeerId]) -> None:
         self._services.expect(peers)
 
@@ -259,12 +263,14 @@ class MemoryTransport:
         self.count_received(len(reply_meta) + len(reply_body))
         return Message(decode_meta(reply_meta), memoryview(bytearray(reply_body)))
 
-    async def answer(self, caller: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
-        """An incoming call; for the network only."""
+    @contextlib.asynccontextmanager
+    async def answered(self, caller: PeerId, method: str, request: Message) -> AsyncIterator[tuple[bytes, memoryview]]:
+        """(canonical meta, body) for an incoming call, which is open until they have gone; for the network only."""
         with self._services.admitted(caller, method, len(request.body)) as service:
-            meta, body = await ask(service.handler, caller, method, request)
-        self._bytes_sent += len(meta) + len(body)
-        return meta, body
+            async with contextlib.AsyncExitStack() as turn:
+                meta, body = await ask(service, caller, method, request, turn)
+                self._bytes_sent += len(meta) + len(body)
+                yield meta, body
 
     def count_received(self, num_bytes: int) -> None:
         """Of a message that came; for the network only."""

@@ -7,12 +7,12 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import KINDS, LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.network.transport import MAX_META_BYTES, Handler, Message
+from swarm.network.transport import MAX_META_BYTES, Handler, Message, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class ServiceLimits:
 class Service:
     handler: Handler
     max_body_bytes: int
+    turn: Turn = field(default=lambda _: contextlib.nullcontext())
 
 
 class Services:
@@ -71,6 +72,10 @@ class Services:
         """Answer `method` from now on, instead of by its former handler if there was one."""
         assert len(method.encode()) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
         self._services[method] = Service(handler, max_body_bytes)
+
+    def in_turns(self, method: str, turn: Turn) -> None:
+        """Answer `method`, which is served, as its callers have turns."""
+        self._services[method] = replace(self._services[method], turn=turn)
 
     @contextlib.contextmanager
     def admitted(self, peer_id: PeerId, method: str, body_bytes: int) -> Iterator[Service]:
@@ -125,10 +130,16 @@ class Services:
             raise TransientError(f"busy: {calls} open calls of {method} by peers that are not known here")
 
 
-async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
-    """(canonical meta, body) of the handler's answer. Raises only RemoteError and TransientError."""
+async def ask(
+    service: Service, peer_id: PeerId, method: str, request: Message, turn: contextlib.AsyncExitStack
+) -> tuple[bytes, memoryview]:
+    """(canonical meta, body) of the handler's answer, once it is the peer's turn, which goes with `turn`.
+
+    Raises only RemoteError and TransientError.
+    """
     try:
-        reply = await handler(peer_id, request)
+        await turn.enter_async_context(service.turn(peer_id))
+        reply = await service.handler(peer_id, request)
         meta = pack(reply.meta)
         if len(meta) > MAX_META_BYTES:
             raise LocalError(f"{method}: an answer's meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}")

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -42,6 +43,9 @@ RemoteError or TransientError respectively; any other exception is logged here a
 TransientError without its text.
 """
 
+Turn = Callable[[PeerId], AbstractAsyncContextManager[None]]
+"""What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go."""
+
 
 class Way(Enum):
     """How another peer is reached, and so whose line its bulk costs."""
@@ -60,6 +64,9 @@ class Transport(Protocol):
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` by `handler` from now on. Larger bodies are refused before they are read."""
+
+    def in_turns(self, method: str, turn: Turn) -> None:
+        """From now on calls of `method`, which is served, are answered as their callers have turns."""
 
     def expect(self, peers: Iterable[PeerId]) -> None:
         """Whom this peer deals with: most places for calls are for them, whoever else calls. Until then for anybody."""
@@ -111,6 +118,9 @@ class TransportAround:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def in_turns(self, method: str, turn: Turn) -> None:
+        self._inner.in_turns(method, turn)
 
     def expect(self, peers: Iterable[PeerId]) -> None:
         self._inner.expect(peers)

@@ -75,8 +75,8 @@ class Pest:
                 continue  # a member that says so in earnest is not told of the end
             self.methods[method] += 1
             try:
-                async with asyncio.timeout(CALL_S):
-                    await callee.answer(self.sender, method, self._request(method))
+                async with asyncio.timeout(CALL_S), callee.answered(self.sender, method, self._request(method)):
+                    pass
             except (RemoteError, TransientError, TimeoutError) as error:
                 self.answers[getattr(error, "kind", type(error).__name__)] += 1
             else:

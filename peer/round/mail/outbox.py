@@ -297,14 +297,14 @@ class Outbox:
         return max((line.meter.bytes_per_s or 0.0 for line in self._lines.values()), default=0.0) / NARROW
 
     @property
-    def _uplink_lanes(self) -> int:
+    def uplink_lanes(self) -> int:
         """So many the uplink carries in all."""
         rate = self._uplink.bytes_per_s
         return self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL)
 
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
-        return lanes <= self._uplink_lanes
+        return lanes <= self.uplink_lanes
 
     def _next_bytes(self, line: _Line) -> int:
         """Of the next message to this peer."""
@@ -314,7 +314,7 @@ class Outbox:
         if self._has_room(self._uplink.busy + 1):
             return own
         waiting_bytes = sum(other.waiting_bytes for other in self._lines.values())
-        return min(line.pace.message_bytes, max(own, waiting_bytes // (2 * self._uplink_lanes)))
+        return min(line.pace.message_bytes, max(own, waiting_bytes // (2 * self.uplink_lanes)))
 
     def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""

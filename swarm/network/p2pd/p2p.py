@@ -49,7 +49,7 @@ from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
 from swarm.network.punch.seen import Judge, Seen
 from swarm.network.router.forwarded import Forwarded
 from swarm.network.service import Services, decode_error
-from swarm.network.transport import Handler, Message, Way
+from swarm.network.transport import Handler, Message, Turn, Way
 from swarm.release import PROTOCOL
 
 __all__ = ["P2PSettings", "P2PTransport"]
@@ -158,6 +158,9 @@ class P2PTransport:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def in_turns(self, method: str, turn: Turn) -> None:
+        self._services.in_turns(method, turn)
 
     def expect(self, peers: Iterable[PeerId]) -> None:
         self._services.expect(peers)

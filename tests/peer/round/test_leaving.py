@@ -3,31 +3,25 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from peer.round.mail.mail import ROUND
 from swarm.core.errors import UnreachableError
 from swarm.core.ids import PeerId
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Message, Transport, TransportAround
 from tests.swarm_in_process import SwarmPeer, manifest_of, swarm_in_process
 
 DRAIN_S, MESSAGE_S = 1.5, 0.4
 LINES = {"is_slow": False, "is_dead": False}
 
 
-class SlowLine:
+class SlowLine(TransportAround):
     """What carries parts of a round takes its time, or comes to nothing."""
 
     def __init__(self, inner: Transport, lines: dict[str, bool]) -> None:
-        self._inner, self._lines = inner, lines
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+        super().__init__(inner)
+        self._lines = lines
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
@@ -78,7 +72,8 @@ def test_who_leaves_in_mid_round(line: str, tmp_path: Path) -> None:
             took_s = time.monotonic() - began
             if line == "is_slow":
                 assert took_s > DRAIN_S, "the round took no longer than what is waited for where nothing moves"
-                assert leaver.steps.version == left_in + 1, "it saw its round to its end"
+                # Where it had begun work for the step after, that one's round, too.
+                assert leaver.steps.version in (left_in + 1, left_in + 2), "it saw its round to its end"
                 assert all(peer.steps.version > left_in for peer in others), "and the others, too"
             else:
                 assert took_s < 10 * DRAIN_S

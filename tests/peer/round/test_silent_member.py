@@ -19,7 +19,7 @@ from peer.round.taking import round_phase
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Handler, Message, TransportAround
 from tests.swarm_in_process import SwarmPeer, manifest_of, swarm_in_process
 from tests.verification.exhibits import small_settings
 
@@ -96,14 +96,8 @@ def test_a_peer_of_another_stage_answers_and_is_gone_all_the_same(tmp_path: Path
     asyncio.run(main())
 
 
-class Idle:
+class Idle(TransportAround):
     """Takes no report of what members have done, closes no step and asks for no votes."""
-
-    def __init__(self, inner: Transport) -> None:
-        self._inner = inner
-        self.peer_id = inner.peer_id
-        self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close, self.expect, self.ways = inner.close, inner.expect, inner.ways
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def refused(sender: PeerId, request: Message) -> Message:

@@ -19,7 +19,8 @@ OUTSIDER = identity_of(99)
 
 async def told(swarm: InProcessSwarm, sender: PeerId, report: StepReport) -> None:
     host = swarm.network._transports[swarm.run.host_key.peer_id]
-    await host.answer(sender, REPORT, Message({"report": report.to_value()}))
+    async with host.answered(sender, REPORT, Message({"report": report.to_value()})):
+        pass
 
 
 async def refused(swarm: InProcessSwarm, sender: PeerId, report: StepReport, *, kind: str) -> None:

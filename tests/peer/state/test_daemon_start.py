@@ -133,7 +133,8 @@ def test_a_peer_that_asks_again_does_not_count_against_itself(tmp_path: Path) ->
                     await asyncio.wait({newcomer.task}, timeout=0.05)
             asked: Any = {"ticket": newcomer.verifying.ticket.to_value(), "promotion": None}
             member.steps.joining.add(newcomer.peer_id)
-            donor = StateDonor(member.steps, member.daemon.verdicts.take)
+            assert member.daemon.at is not None
+            donor = StateDonor(member.steps, member.daemon.at.rounds.joiners, member.daemon.verdicts.take)
             answer = await donor._on_join(newcomer.peer_id, Message(asked))
             assert answer.meta["version"] == member.steps.next_to_join()
             stranger = identity_of(99).peer_id

@@ -1,8 +1,9 @@
 """Both transports held to the one contract: over p2pd and in memory, the same calls and errors."""
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -263,6 +264,43 @@ def test_cancelled_call_cancels_its_handler(world: World) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             await ended.wait()
+
+    world.run(main())
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_calls_in_turns_hold_theirs_until_the_answer_has_gone(world: World, is_refused: bool) -> None:
+    lock, seen = asyncio.Lock(), list[str]()
+
+    @contextlib.asynccontextmanager
+    async def turn(peer: PeerId) -> AsyncIterator[None]:
+        assert peer == world.a.peer_id
+        async with lock:
+            seen.append("turn")
+            yield
+            seen.append("gone")
+
+    async def answer(_: PeerId, request: Message) -> Message:
+        seen.append("answered")
+        await asyncio.sleep(0.01)
+        return Message({}, bytes(3 * MIB))
+
+    async def refuse(_: PeerId, request: Message) -> Message:
+        raise TransientError("not now")
+
+    async def main() -> None:
+        world.b.serve("in turns", refuse if is_refused else answer, max_body_bytes=0)
+        world.b.in_turns("in turns", turn)
+        calls = [asyncio.create_task(call(world, "in turns")) for _ in range(3)]
+        if is_refused:
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, TransientError) for one in answers)
+        else:
+            await until(lambda: "answered" in seen)
+            calls.pop().cancel()  # it waits, or has its turn: neither keeps the others from theirs
+            assert [len(one.body) for one in await asyncio.gather(*calls)] == [3 * MIB] * 2
+            assert seen[:3] == ["turn", "answered", "gone"]
+        await until(lambda: not lock.locked())
 
     world.run(main())
 

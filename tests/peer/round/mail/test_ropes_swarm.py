@@ -11,7 +11,7 @@ from peer.round.mail.mail import ROUND
 from peer.round.mail.ropes import HANDED_ON
 from swarm.core.ids import PeerId
 from swarm.core.round.mail import sheets
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Message, Transport, TransportAround
 from tests.peer.stage.state_digests import StateDigests
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
@@ -20,17 +20,12 @@ STEPS = 6
 LIAR = 1
 
 
-class HandsOn:
+class HandsOn(TransportAround):
     """What a peer hands on, counted; a liar's goes nowhere, or says something else."""
 
     def __init__(self, inner: Transport, handed: Counter[str], does: str) -> None:
-        self._inner, self._handed, self._does = inner, handed, does
-        self.peer_id = inner.peer_id
-        self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close, self.expect, self.ways = inner.close, inner.expect, inner.ways
-
-    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+        super().__init__(inner)
+        self._handed, self._does = handed, does
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

@@ -1,0 +1,88 @@
+"""Turns of those who catch up with a stage: what a donor's uplink carries to them, beside the round it is a member of.
+
+Who joins is as good as one member more, and takes as many lanes as the donor's uplink has for one. Where several do,
+they share them: a stage of three of which one is new and one comes back would else have a third of its two remaining
+members' lines left for its rounds. And while a round is behind, each is sent one message at a time: all others wait for
+the round, and who joins for nothing that will not come a little later.
+"""
+
+import asyncio
+import contextlib
+import math
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import VersionTurned
+from swarm.core.ids import PeerId, Step
+
+LATE_TIMES = 1.25
+"""A round is behind that takes so many times as long as rounds lately did, or that has lost a contribution: what was
+reduced with it is reduced and sent once more."""
+ROUNDS_LOOKED_AT = 8
+
+
+class Joiners:
+    """Who is no member, and has or waits for an answer with bulk."""
+
+    def __init__(self, steps: StageSteps, lanes: Callable[[], int]) -> None:
+        """`lanes`: as many as this peer's uplink has for one peer."""
+        self._steps = steps
+        self._lanes = lanes
+        self._busy: Counter[PeerId] = Counter()
+        self._waiting: list[tuple[PeerId, asyncio.Future[None]]] = []
+        self._took_s: deque[float] = deque(maxlen=ROUNDS_LOOKED_AT)
+        self._turned_at = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
+        """Whose answer goes next. Members wait for nobody."""
+        if peer in self._steps.chain.members:
+            yield
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append((peer, place))
+        self._begin()
+        try:
+            await place
+            yield
+        finally:
+            if place.cancelled():
+                self._waiting.remove((peer, place))
+            else:
+                self._busy -= Counter([peer])  # which forgets whoever has none
+            self._begin()
+
+    def turned(self, event: VersionTurned) -> None:
+        """A round is over."""
+        now = time.monotonic()
+        if event.is_next:
+            self._took_s.append(now - self._turned_at)
+        self._turned_at = now
+        self._begin()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the present round is."""
+        state = self._steps.open_step(Step(self._steps.version))
+        if state is None or state.round is None or not state.round.is_closing:
+            return False
+        roster = state.round.roster
+        if roster is not None and roster.left_out:
+            return True
+        usual_s = statistics.median(self._took_s) if self._took_s else math.inf
+        return time.monotonic() > self._turned_at + LATE_TIMES * usual_s
+
+    def _begin(self) -> None:
+        """All who may go, those first who have the fewest under way. Each has one lane, whoever else takes others."""
+        most = 0 if self.is_behind else self._lanes()
+        while waiting := [one for one in self._waiting if not one[1].done()]:
+            first = min(waiting, key=lambda one: self._busy[one[0]])
+            peer, place = first
+            if self._busy[peer] and self._busy.total() >= most:
+                return
+            self._busy[peer] += 1
+            self._waiting.remove(first)
+            place.set_result(None)
