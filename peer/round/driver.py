@@ -110,6 +110,7 @@ class RoundDriver:
             out = machine.on_close(sender, view, shown, now=now)
         elif kind == "turned":
             out = machine.on_turned(sender, fields.integer("view", high=1 << 20), now=now)
+            state.waits_since = now if state.waits_since is None else state.waits_since
         elif kind == "commit":
             view = fields.integer("view", high=1 << 20)
             contribution = fields.maybe("contribution", Contribution.from_value)

@@ -8,10 +8,8 @@ the round, and who joins for nothing that will not come a little later.
 
 import asyncio
 import contextlib
-import math
-import statistics
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from peer.round.stage_steps import StageSteps
@@ -19,9 +17,8 @@ from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
 
 LATE_TIMES = 1.25
-"""A round is behind that takes so many times as long as rounds lately did, or that has lost a contribution: what was
-reduced with it is reduced and sent once more."""
-ROUNDS_LOOKED_AT = 8
+"""A round is behind whose step takes so many times as long as steps lately did, or that has lost a contribution: what
+was reduced with it is reduced and sent once more."""
 
 
 class Joiners:
@@ -33,8 +30,6 @@ class Joiners:
         self._lanes = lanes
         self._busy: Counter[PeerId] = Counter()
         self._waiting: list[tuple[PeerId, asyncio.Future[None]]] = []
-        self._took_s: deque[float] = deque(maxlen=ROUNDS_LOOKED_AT)
-        self._turned_at = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def turn(self, peer: PeerId) -> AsyncIterator[None]:
@@ -55,12 +50,8 @@ class Joiners:
                 self._busy -= Counter([peer])  # which forgets whoever has none
             self._begin()
 
-    def turned(self, event: VersionTurned) -> None:
+    def turned(self, _: VersionTurned) -> None:
         """A round is over."""
-        now = time.monotonic()
-        if event.is_next:
-            self._took_s.append(now - self._turned_at)
-        self._turned_at = now
         self._begin()
 
     @property
@@ -72,8 +63,8 @@ class Joiners:
         roster = state.round.roster
         if roster is not None and roster.left_out:
             return True
-        usual_s = statistics.median(self._took_s) if self._took_s else math.inf
-        return time.monotonic() > self._turned_at + LATE_TIMES * usual_s
+        usual_s = self._steps.usual_s
+        return usual_s is not None and time.monotonic() > self._steps.turned_at + LATE_TIMES * usual_s
 
     def _begin(self) -> None:
         """All who may go, those first who have the fewest under way. Each has one lane, whoever else takes others."""

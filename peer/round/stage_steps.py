@@ -4,7 +4,9 @@ The parts of the round read it; what changes it are the methods here, so that it
 """
 
 import asyncio
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from peer.pipeline.compute import Urgency
@@ -19,6 +21,9 @@ from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.state.stage_chain import StageChain
 from swarm.model.stage import Weights
 from swarm.network.loop import happened
+
+STEPS_LOOKED_AT = 8
+"""The last ones say how long a step usually takes."""
 
 
 class StageSteps:
@@ -47,6 +52,10 @@ class StageSteps:
         """A version takes another's place: the fields agree again once it is announced."""
         self._turned = asyncio.Event()
         """Set when another version has taken its place and its steps are open, and replaced."""
+        self.turned_at = time.monotonic()
+        """When the present version took its place."""
+        self._took_s: deque[float] = deque(maxlen=STEPS_LOOKED_AT)
+        """Between the last versions."""
         self.validate()
 
     def validate(self) -> None:
@@ -97,6 +106,11 @@ class StageSteps:
     def ends_at(self) -> int:
         """The version at which this era ends."""
         return self._ends_at
+
+    @property
+    def usual_s(self) -> float | None:
+        """From one version to the next, lately; None while this peer has seen none made."""
+        return statistics.median(self._took_s) if self._took_s else None
 
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         """Whether the stage reached `version` within the time."""
@@ -213,6 +227,9 @@ class StageSteps:
         self._is_turning = True
         self.replica.swap(new)
         self.chain = chain
+        now = time.monotonic()
+        self._took_s.append(now - self.turned_at)
+        self.turned_at = now
         self.joining -= set(chain.members)
 
     async def turn_back(self, state: StageState, chain: StageChain) -> None:
@@ -221,7 +238,7 @@ class StageSteps:
         await self.context.compute.run(Urgency.ROUND, lambda: self.replica.restore(state, era=chain.era))
         if chain.era != self.chain.era:
             self._ends_at = self.context.settings.optimizer.total_steps
-        self.chain = chain
+        self.chain, self.turned_at = chain, time.monotonic()
         self.joining -= set(chain.members)
         for one in self.open.values():
             one.dirty.set()

@@ -19,7 +19,7 @@ from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
-from swarm.core.round.averaging_round import AveragingRound, Instruction
+from swarm.core.round.averaging_round import AveragingRound, Instruction, SendTurned
 from swarm.core.round.step_progress import MemberReport, StepProgress
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -32,6 +32,8 @@ MAX_NEIGHBOURS_NAMED = 6
 MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S = 0.25
+USUAL_TIMES = 2.0
+"""A step that takes so many times as long as steps lately did has a leader that waits for nothing."""
 
 
 class ProgressCalls:
@@ -83,8 +85,8 @@ class ProgressCalls:
             is_over=state.is_over,
         )
         is_over = state.is_over or self._is_closed_before(state.step)
-        if state.waits_since is None and (num_done or is_over):
-            state.waits_since = time.monotonic()
+        if num_done > state.had_done or (is_over and state.waits_since is None):
+            state.waits_since, state.had_done = time.monotonic(), num_done
         leader = state.leader
         if leader == context.me:
             granted, exhausted = self._take_report(state, context.me, report)
@@ -207,20 +209,29 @@ class ProgressCalls:
                 self._presence.lost(PeerLost(member))
 
     def pass_over_the_idle(self, state: StepState) -> None:
-        """A leader that lives and begins no round, though its step's time is over, is as good as gone."""
-        if self._is_idle(state):
-            log.warning("stage %d step %d: %s begins no round", self._steps.chain.stage, state.step, state.leader[-6:])
-            self._presence.unreachable(state, state.leader)
-            state.waits_since = time.monotonic()
+        """A leader that lives and begins no round, though its step's time is over, is as good as gone.
+
+        The others hear of it: who has nothing to bring, because of what the leader grants, waits for nothing itself.
+        """
+        if not self._is_idle(state) or state.round is None:
+            return
+        leader, told = state.leader, {*self._presence.present()} - {self._context.me, state.leader}
+        log.warning("stage %d step %d: %s begins no round", self._steps.chain.stage, state.step, leader[-6:])
+        self._presence.unreachable(state, leader)
+        state.waits_since = time.monotonic()
+        self._driver.carry_out(state, [SendTurned(tuple(sorted(told)), state.round.view)])
 
     def _is_idle(self, state: StepState) -> bool:
-        """Whether the step's leader should have closed it by all that this peer knows: `step_s` after its first
-        microbatch, and what a call may take to say so."""
+        """Whether the step's leader should have closed it by all that this peer knows: `step_s` after its last
+        microbatch, and what a call may take to say so; but a step in which others are still at work may take as long
+        as steps lately did, and as long again."""
+        steps = self._steps
         if state.round is None or state.round.is_closing or state.waits_since is None:
             return False
         deadlines = self._context.settings.deadlines
-        late = time.monotonic() > state.waits_since + deadlines.step_s + deadlines.call_s
-        return late and state.leader != self._context.me
+        quiet_until = max(state.waits_since, steps.turned_at) + deadlines.step_s + deadlines.call_s
+        usual_until = steps.turned_at + USUAL_TIMES * (steps.usual_s or 0.0)
+        return time.monotonic() > max(quiet_until, usual_until) and state.leader != self._context.me
 
     def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
         steps, context = self._steps, self._context

@@ -76,8 +76,11 @@ class StepState:
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
     waits_since: float | None = None
-    """When this peer first had something to bring to the step's round: its leader has a step's time to begin it, from
-    then on. By `step_progress`."""
+    """When this peer last had something more to bring to the step's round, or first heard of another that has waited
+    for it in vain: its leader has a step's time to begin it, from then on. By `step_progress`; by `driver` where others
+    say it."""
+    had_done: int = 0
+    """Microbatches, at that time. By `step_progress`."""
     view: int = 0
     """The view that this peer takes to be the present one before there is a round. By `presence`."""
     facts: RoundFacts | None = None

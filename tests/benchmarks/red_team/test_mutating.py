@@ -17,6 +17,9 @@ from swarm.core.record import Signed
 
 SEED = 3
 """In every test run; soaks go through them all."""
+FEW_AT_WORK = 30304
+"""A seed whose first leader lies, and grants all microbatches to itself and one more: nobody else waited for its round,
+nor turned from it."""
 DESCRIPTORS = Path("/proc/self/fd")
 NUM_SOAKED, AT_ONCE = 20_000, 100
 
@@ -29,6 +32,13 @@ def test_all_invariants_hold_whatever_a_liar_changes(caplog: pytest.LogCaptureFi
     threads_after, files_after = held_by_runs()  # what other tests have left may be collected meanwhile
     assert threads_after <= threads, "thousands of runs are made in one process"
     assert files_after <= files
+
+
+def test_a_leader_that_gives_work_to_few_and_begins_no_round_stops_nobody() -> None:
+    silent = Plan(FEW_AT_WORK, (Rule(1, "message", "round", deed="drop", to_step=2),))
+    trial = run(FEW_AT_WORK, plan=silent, setting="two of 8, the first stage")
+    assert trial.applied[1]
+    assert not trial.fails, str(trial)
 
 
 def held_by_runs() -> tuple[int, int]:

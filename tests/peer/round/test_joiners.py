@@ -33,6 +33,8 @@ class FakeSteps:
 
     round: FakeRound = field(default_factory=FakeRound)
     version: int = 7
+    turned_at: float = 100.0
+    usual_s: float | None = None
 
     @property
     def chain(self) -> Any:
@@ -95,10 +97,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def turned(*, is_next: bool = True) -> VersionTurned:
-    return VersionTurned(cast(Any, None), is_next=is_next)
-
-
 def crowd_of(steps: FakeSteps) -> Crowd:
     return Crowd(Joiners(cast(StageSteps, steps), lambda: LANES))
 
@@ -128,9 +126,7 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
     async def main() -> None:
         steps = FakeSteps()
         crowd = crowd_of(steps)
-        for _ in range(3):
-            clock.now += 60.0
-            crowd.joiners.turned(turned())
+        steps.usual_s = 60.0
         clock.now += 60.0
         assert not crowd.joiners.is_behind
         if why == "it is late":
@@ -143,8 +139,8 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
         assert sorted(crowd.under_way) == [BACK, NEW]
         await crowd.end_one_of(NEW)
         assert sorted(crowd.under_way) == [BACK, NEW]
-        steps.round = FakeRound()
-        crowd.joiners.turned(turned())
+        steps.round, steps.turned_at = FakeRound(), clock.now
+        crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
         await settled()
         assert len(crowd.under_way) == LANES, "the round is over"
         await crowd.over()
@@ -158,9 +154,7 @@ def test_no_round_is_behind_before_one_was_or_has_begun(clock: Clock) -> None:
         joiners = crowd_of(steps).joiners
         clock.now += 1e6
         assert not joiners.is_behind, "nobody knows how long rounds take"
-        joiners.turned(turned(is_next=False))
-        clock.now += 1.0
-        joiners.turned(turned())
+        steps.usual_s = 1.0
         steps.round.is_closing = False
         clock.now += 1e6
         assert not joiners.is_behind, "the stage is at work"
