@@ -8,6 +8,7 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 import asyncio
 import contextlib
 import math
+import random
 import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -57,6 +58,11 @@ __all__ = ["P2PSettings", "P2PTransport"]
 _ITS_TURN_S = 5.0
 """A peer behind a relay has this long to dial us before we reach it through the relay."""
 _LOOK_AGAIN_S = 0.2
+_CROSSED = "noise: message is too short"
+"""In p2pd's words, where both ends dialled at the same moment, each from the port it listens on: TCP makes one
+connection of the two, in which both expect an answer. p2pd then refuses for 5 s to dial again."""
+_DIAL_AGAIN_S = 0.25, 0.75
+"""Drawn, or both would dial at the same moment again. Who was dialled meanwhile is connected."""
 _LOOK_AT_STREAMS_S = 5.0
 """A punched stream that broke in use never comes to rest."""
 SMALL_TALK_WAITS_S = 0.25
@@ -239,15 +245,22 @@ class P2PTransport:
         return True
 
     async def _dial(self, peer_id: PeerId, dialled: list[str]) -> None:
+        crossed = False
         try:
             async with asyncio.timeout(self._settings.connect_s):
-                await self._control.connect(peer_id, dialled)
+                while True:
+                    try:
+                        await self._control.connect(peer_id, dialled)
+                        return
+                    except ControlError as error:
+                        crossed = crossed or _CROSSED in str(error)
+                        if not crossed:
+                            raise UnreachableError(f"{peer_id}: {error}") from error
+                    await asyncio.sleep(random.uniform(*_DIAL_AGAIN_S))
         except TimeoutError as error:
             raise UnreachableError(
                 f"{peer_id}: no connection within {self._settings.connect_s:g} s to {', '.join(dialled)}"
             ) from error
-        except ControlError as error:
-            raise UnreachableError(f"{peer_id}: {error}") from error
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Close the connections to a peer; open calls to and from it break."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -283,6 +284,47 @@ def test_peer_that_does_not_read_ends_at_the_deadline(scene: Scene) -> None:
 
     scene.run(main())
     test_well_formed_request_of_a_stranger_is_answered(scene)
+
+
+async def dials_too(listener: socket.socket) -> None:
+    """Whoever connects finds an end that thinks it has dialled as well: by noise it begins where it should answer."""
+    loop = asyncio.get_running_loop()
+    connection, _ = await loop.sock_accept(listener)
+
+    async def next_line() -> bytes:
+        return await receive(connection, (await receive(connection, 1))[0])
+
+    with connection:
+        prepare(connection)
+        proposed = [await next_line()]
+        await loop.sock_sendall(connection, bytes([len(proposed[0])]) + proposed[0])
+        while (line := await next_line()) != b"/noise\n":
+            proposed.append(line)
+            await loop.sock_sendall(connection, b"\x03na\n")
+        await loop.sock_sendall(connection, bytes([len(line)]) + line + struct.pack(">H", 32) + os.urandom(32))
+        with contextlib.suppress(ConnectionResetError):
+            while await loop.sock_recv(connection, 4096):
+                pass
+
+
+def test_two_that_dial_each_other_at_the_same_moment_are_connected_all_the_same(scene: Scene) -> None:
+    """On lines of 40 ms that is whenever both dial within as much."""
+
+    async def main() -> None:
+        other = await P2PTransport.create(Identity.generate(), SETTINGS)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            address = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
+            crossing = asyncio.create_task(dials_too(listener))
+            dialling = asyncio.create_task(scene.honest.connect(other.peer_id, [address]))
+            await asyncio.wait_for(crossing, 10)
+            assert not dialling.done()
+            await other.connect(scene.honest.peer_id, scene.honest.addresses())
+            await asyncio.wait_for(dialling, 10)
+        assert other.peer_id in await scene.honest.connected_peers()
+        await other.close()
+
+    scene.run(main())
 
 
 @pytest.mark.parametrize(
