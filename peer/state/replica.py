@@ -25,12 +25,12 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.round.contribution import ReducedPart, Work
 from swarm.core.settings import RunSettings
 from swarm.disk.cold_bytes import ColdBytes
-from swarm.memory.kept_buffers import empty_floats
+from swarm.memory.kept_buffers import BUFFERS, empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.local_window import Window, window_of
-from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
+from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, memory_of_one, weights_ahead
 from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
@@ -121,12 +121,9 @@ class StageReplica:
         self.num_parts = len(self._parts)
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
-        self._spare: list[GradientSum] = []
-        # Where steps wait for their rounds, backward passes can have that memory between two of them.
-        keeps = settings.averaging.delay > 0
-        self._step = StageStep.of_run(
-            settings, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
-        )
+        self._memory = memory_of_one(self.layout)
+        """A version's weights have that of the step's sum, which was let go of, and the next sum has that of theirs."""
+        self._step = StageStep.of_run(settings, self.layout, clip_norm=clip_norm, threads=threads, memory=self._memory)
         self._window = window_of(settings, model, threads=threads) if settings.has_windows else None
         self.past = PastWeights.of_run(settings, folder)
         self.inputs = ColdBytes(folder, "inputs")
@@ -202,8 +199,9 @@ class StageReplica:
         """(compute) The open sum that the step's microbatches go into."""
         held = self._sums.get(step)
         if held is None:
-            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.link)
-            gradient.zero()
+            if not self.settings.averaging.delay:  # no round goes on whose messages would take it again
+                BUFFERS.give_back()
+            gradient = GradientSum(self.layout.num_values, self.model.link, self._memory)
             held = self._sums[step] = Accumulation(gradient, self._window)
             if self._window is not None:
                 carried = Carried.of(self.state)
@@ -269,9 +267,13 @@ class StageReplica:
 
     def next_version(self, gradient: Gradient | None, name: bytes) -> NewVersion:
         """(exact) The version that this certified gradient makes: moments move on, until `swap` the version does not.
+        What this peer has itself for the step is let go of: all of it was said.
 
         Where memory gives out it may be called again.
         """
+        own = self._sums.get(Step(self.version))
+        if own is not None and own.closed:
+            own.gradient.let_go()
         made = self._stepped
         if made is None or made.state.name != name:
             made = self._stepped = self._step.next(self.state, gradient, name)
@@ -297,8 +299,7 @@ class StageReplica:
         self.inputs.begin_anew()
         self.outputs.begin_anew()
         for step in [step for step in self._sums if int(step) < self.version]:
-            self._spare.append(self._sums.pop(step).gradient)
-        del self._spare[2:]
+            del self._sums[step]
 
     def frozen_state(self) -> StageState:
         """(exact) A copy of the state that later steps leave alone: weights are shared, moments copied."""

@@ -294,27 +294,31 @@ def stage_memory_bytes(
     # A step's own contribution, and what the others sent to this peer to reduce.
     inputs = 2 * CONTRIBUTION_BYTES[codec] * settings.round_values * num_parameters
     outputs = RESULT_BYTES[codec] * settings.round_values * num_parameters
+    messages = min(round(inputs + outputs), _message_bytes(settings, num_parameters))
+    # On the host the sum of the step whose round goes on lies where the version is to be that the round makes.
+    num_sums = (2 if settings.averaging.delay else 1) - (on_device == "host")
+    whole_gradient = weights // 2 if rounded and on_device == "device" else weights
     items = {
         "host.libraries": LIBRARIES_BYTES,
         "host.p2pd": p2pd_bytes(settings.limits.max_peers_per_stage),
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
-        f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
+        f"{on_device}.gradient sums": num_sums * weights,
+        f"{on_device}.gradient of a microbatch": whole_gradient,  # before any of it is added to a sum
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode, on_device),
         f"{on_device}.gradients of activations": round(
             _computed_activation_bytes(settings, hidden_size, stage, mode, on_device)
             * (BACKWARD_SHARE if on_device == "host" else 1 / _num_layers(settings, stage))
         ),
-        "host.messages": min(round(inputs + outputs), _message_bytes(settings, num_parameters)),
+        "host.messages": messages,
         f"disk.{KEPT_SNAPSHOTS} snapshots": KEPT_SNAPSHOTS * (weights + moments),
         "disk.results for late peers": round(settings.retained_results * outputs),
         # And what audits have of two contributions: as it came, and as it came out here.
         "disk.encoded parts of the last steps": round((kept + settings.replays) * inputs + outputs),
     }
-    # Whole before any of it is added to a sum. Where nothing is computed beside a step it has the memory that the step
-    # has for the next version.
-    if on_device == "device" or settings.averaging.delay or settings.replays or versions > 2:
-        items[f"{on_device}.gradient of a microbatch"] = weights // 2 if rounded and on_device == "device" else weights
+    if on_device == "host" and not settings.averaging.delay and not settings.replays:
+        # Nothing is computed beside a round: its messages have the memory of a microbatch's gradient.
+        items["host.messages"] = max(0, messages - whole_gradient)
     # Twice the weights, and moments; a step's mean has the memory of the version that the round is to make.
     window = 2 * weights + round(settings.inner.moment_bytes * num_parameters) if settings.has_windows else 0
     steps_there = on_device == "device" and mode.steps_there

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kernels import optimizers
 from swarm.core.errors import LocalError
+from swarm.memory.kept_buffers import KeptBuffers, empty_floats
 from swarm.model.link import Link
 
 TO_THE_HOST = Link(torch.device("cpu"))
@@ -16,9 +17,14 @@ TO_THE_HOST = Link(torch.device("cpu"))
 class GradientSum:
     """A flat fp32 tensor on the stage's device, into which backward passes add, and the tokens they stand for."""
 
-    def __init__(self, num_values: int, link: Link = TO_THE_HOST) -> None:
+    def __init__(self, num_values: int, link: Link = TO_THE_HOST, memory: KeptBuffers | None = None) -> None:
+        """`memory`: where a sum on the host lies."""
         self.num_values = num_values
-        self.flat = torch.zeros(num_values, dtype=torch.float32, device=link.device)
+        self.flat = (
+            torch.zeros(num_values, dtype=torch.float32, device=link.device)
+            if memory is None or link.device.type != "cpu"
+            else torch.from_numpy(empty_floats(num_values, memory)).zero_()
+        )
         """The sum, parameters in name order; its views are the parameters' gradients."""
         self.num_tokens = 0
         self._link = link
@@ -27,6 +33,10 @@ class GradientSum:
     def close(self) -> None:
         """Nothing is added any more: who fetches the sum waits for what this thread has had computed, and no longer."""
         self._complete = self._link.mark()
+
+    def let_go(self) -> None:
+        """Nobody fetches the sum any more: its memory is another's."""
+        self.flat = self.flat.new_empty(0)
 
     def add_tokens(self, num_tokens: int) -> None:
         """Count the target tokens of a microbatch whose gradient has been added."""
@@ -51,6 +61,7 @@ class GradientSum:
         Raises LocalError for no tokens.
         """
         divisor = self.divisor()
+        assert self.flat.numel() == self.num_values, "the sum is fetched after it was let go of"
         values = self._link.fetch(self.flat[where], after=self._complete)
         return values.numpy(), divisor
 

@@ -101,13 +101,14 @@ class StageStep:
         window: slice | None = None,
         carried: CarriedMoments | None = None,
         threads: Threads = ONE_THREAD,
-        keeps_old_weights: bool = True,
+        memory: KeptBuffers | None = None,
     ) -> None:
         """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits. `settings` are the
         run's `outer`, and `carried` is what its windows carry, if it has any.
 
-        `keeps_old_weights`: the memory of weights that nobody uses any more, for the next step's: new memory takes a
-        quarter of a step. `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
+        `memory`: of versions of the weights; by itself it keeps that of one which nobody uses any more, for the next:
+        new memory takes a quarter of a step. `window` as in `ExactOptimizer`: states and gradients are then of its
+        values alone.
         """
         self._layout = layout
         self._carried = carried
@@ -116,8 +117,7 @@ class StageStep:
         self._threads = threads
         self._taking: _Taking | None = None
         """The step that was begun and has not ended: no other is taken before `restore`."""
-        kept_bytes = FLOAT_BYTES * layout.num_values + UNIT_BYTES if keeps_old_weights else 0
-        self._old_weights = KeptBuffers(most_kept_bytes=kept_bytes)
+        self._memory = memory if memory is not None else memory_of_one(layout)
         self._optimizer = ExactOptimizer.of(settings, layout, window=window, threads=threads)
 
     @classmethod
@@ -128,7 +128,7 @@ class StageStep:
         *,
         clip_norm: float,
         threads: Threads = ONE_THREAD,
-        keeps_old_weights: bool = True,
+        memory: KeptBuffers | None = None,
     ) -> "StageStep":
         """That of all values of a stage in the run."""
         return cls(
@@ -137,7 +137,7 @@ class StageStep:
             clip_norm=clip_norm,
             carried=CarriedMoments(settings, layout) if settings.has_windows else None,
             threads=threads,
-            keeps_old_weights=keeps_old_weights,
+            memory=memory,
         )
 
     def restore(self, state: StageState) -> StageState:
@@ -165,7 +165,7 @@ class StageStep:
         skipped = why_skipped(norm, old.certified_norms, factor=self._skip_norm_factor)
         if gradient is None or norm is None or skipped is not None:
             self._check_whole()
-            weights = empty_floats(old.weights.size, self._old_weights)
+            weights = empty_floats(old.weights.size, self._memory)
             weights[:] = old.weights
         else:
             weights = self._taken(old, gradient, name)
@@ -187,7 +187,7 @@ class StageStep:
         taking, optimizer = self._taking, self._optimizer
         if taking is None or (taking.version, taking.name) != (old.version, name):
             self._check_whole()
-            weights = empty_floats(old.weights.size, self._old_weights)
+            weights = empty_floats(old.weights.size, self._memory)
             begun = optimizer.begin(old.version, gradient.norm, clip_norm=self._clip_norm)
             self._taking = taking = _Taking(old.version, name, begun, weights)
         pieces, weights, begun, done = gradient.pieces, taking.weights, taking.begun, taking.done
@@ -233,6 +233,11 @@ class StageStep:
     def _check_whole(self) -> None:
         if self._taking is not None:
             raise LocalError(f"step {self._taking.version} ended half way: the moments are of no version")
+
+
+def memory_of_one(layout: ParameterLayout) -> KeptBuffers:
+    """Memory of vectors with a value for each parameter, which keeps that of one while nobody uses it."""
+    return KeptBuffers(most_kept_bytes=FLOAT_BYTES * layout.num_values + UNIT_BYTES)
 
 
 def first_state(settings: RunSettings, layout: ParameterLayout, weights: Floats) -> StageState:
