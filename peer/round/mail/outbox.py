@@ -47,6 +47,8 @@ LEAST_SHARE = 8
 """A message keeps an eighth of its length, however little is left: each has a head and an answer."""
 SMOOTHING = 0.5
 """Share of the newest rate in the average."""
+ANOTHER_LINE = 4.0
+"""What carries so many times more than before is measured anew: it was dead, or stood still behind something else."""
 MIN_MEASURED_BYTES = 1 << 20
 """Less than this, sent in one go in less than `LOOK_AFTER_S`, measures nothing but delays."""
 
@@ -133,8 +135,12 @@ class Meter:
         if (self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes)) and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
             before = rate if self.bytes_per_s is None else self.bytes_per_s
-            # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
-            self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
+            if rate > ANOTHER_LINE * before:
+                self.bytes_per_s = rate
+            elif rate > before:  # which it may carry more of with the lanes that it gets for it
+                self.bytes_per_s = SMOOTHING * rate + (1 - SMOOTHING) * before
+            else:  # of seconds a byte: a line that has become slow is known at once
+                self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
             self.is_known = True
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import LATE_TIMES, Joiners
+from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LONGEST_REST_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -137,8 +137,15 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
         crowd.ask(*[NEW] * 3, *[BACK] * 3)
         await settled()
         assert sorted(crowd.under_way) == [BACK, NEW]
+        clock.now += 0.5
         await crowd.end_one_of(NEW)
-        assert sorted(crowd.under_way) == [BACK, NEW]
+        assert crowd.under_way == [BACK], "it rests"
+        rest_s = min(LONGEST_REST_S, 0.5 * (2 / BEHIND_SHARE - 1))
+        for later_s, under_way in ((rest_s - 0.1, [BACK]), (0.2, [BACK, NEW])):
+            clock.now += later_s
+            crowd.joiners._begin()
+            await settled()
+            assert sorted(crowd.under_way) == under_way
         steps.round, steps.turned_at = FakeRound(), clock.now
         crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
         await settled()

@@ -349,6 +349,19 @@ def test_a_line_that_has_become_slow_is_known_at_once() -> None:
     assert meter.bytes_per_s < 2e5
 
 
+def test_a_line_that_was_dead_is_known_to_be_back_at_once() -> None:
+    """Its rate while it was dead halved what was measured after, and halved it again: for 17 s a round had a lane."""
+    meter, rates = Meter(), [2.5e6, 1e2, 3e5, 6e5, 1.2e6, 2.4e6, 2.5e6]
+    for at, rate in enumerate(rates):
+        meter.begin(2.0 * at)
+        meter.gone(int(rate), 2.0 * at + 1.0)
+        meter.end(2.0 * at + 1.0)
+        if rate == 3e5:
+            assert meter.bytes_per_s == rate
+    assert meter.bytes_per_s is not None
+    assert meter.bytes_per_s > 0.8 * rates[-1]
+
+
 def test_what_is_fetched_takes_turns() -> None:
     """Of a result that a peer lacked all 115 parts were asked for at once, and none came in time."""
     turns, most, busy = Turns(most=8), 0, 0
