@@ -188,8 +188,7 @@ class ProgressCalls:
         if closing is None:
             return
         log.debug("stage %d step %d closes: %s", steps.chain.stage, state.step, closing.reason)
-        view = state.round.view
-        self._driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
+        self._driver.carry_out(state, self._closed(state, state.round, closing.reason, now))
 
     def look_for_the_silent(self, state: StepState) -> None:
         """Members report several times a second: who does not for long may be stopped, and what it was granted waits.
@@ -233,7 +232,7 @@ class ProgressCalls:
         usual_until = steps.turned_at + USUAL_TIMES * (steps.usual_s or 0.0)
         return time.monotonic() > max(quiet_until, usual_until) and state.leader != self._context.me
 
-    def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
+    def _closed(self, state: StepState, machine: AveragingRound, reason: str, now: float) -> list[Instruction]:
         steps, context = self._steps, self._context
         free = max(0, context.settings.limits.max_peers_per_stage - len(steps.chain.members))
         joins = [peer for peer in sorted(steps.joining) if peer not in steps.chain.members and steps.may_join(peer)][
@@ -241,4 +240,5 @@ class ProgressCalls:
         ]
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
-        return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)
+        unheard = [peer for peer in steps.chain.members if not state.progress.has_heard(peer)]
+        return machine.close(reason=reason, joins=joins, neighbours=drawn, unheard=unheard, view=machine.view, now=now)

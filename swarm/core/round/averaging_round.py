@@ -186,14 +186,22 @@ class AveragingRound:
     # -- close and commit ---------------------------------------------------------------------------------
 
     def close(
-        self, *, reason: str, joins: Iterable[PeerId], neighbours: Iterable[PeerId] = (), view: int, now: float
+        self,
+        *,
+        reason: str,
+        joins: Iterable[PeerId],
+        neighbours: Iterable[PeerId] = (),
+        unheard: Iterable[PeerId] = (),
+        view: int,
+        now: float,
     ) -> Instructions:
-        """The leader of `view` (this peer) closes the step."""
+        """The leader of `view` (this peer) closes the step; of these it has not heard that they are there."""
         assert self.facts.leader_of(view) == self.me
         assert view >= self.view
         if self.result is not None or (self._lead.is_on and view == self.view):
             return []
         self._lead.joins, self._lead.neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
+        self._lead.absent = frozenset(unheard).intersection(self.facts.late)
         return self._begin(view, reason, now)
 
     def _begin(self, view: int, reason: str, now: float) -> Instructions:

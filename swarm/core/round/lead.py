@@ -18,6 +18,8 @@ from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import RoundVoter
 from swarm.core.round.voting import Promise, Proof, Sign
 
+ABSENT_SHARE = 0.25
+"""Of a phase: so long a leader waits for a late member of whom it has heard nothing in this step."""
 MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
 
@@ -50,6 +52,8 @@ class RoundLead:
     reason: str = ""
     joins: tuple[PeerId, ...] = ()
     neighbours: tuple[PeerId, ...] = ()
+    absent: frozenset[PeerId] = frozenset()
+    """Late members that have not said yet that they are at this step."""
     leave_out: dict[PeerId, tuple[Lack, ...]] = field(default_factory=dict)
     """Whose contributions the next roster is to do without, by whose words."""
     num_waits: int = 0
@@ -145,7 +149,8 @@ class RoundLead:
         missing = self._missing()
         if missing and not late:
             if set(missing) <= {*self.facts.late} and self.patience.due is not None:
-                self.patience.due = min(self.patience.due, now + self.facts.phase_s)
+                share = ABSENT_SHARE if self.absent.issuperset(missing) else 1.0
+                self.patience.due = min(self.patience.due, now + share * self.facts.phase_s)
             return []
         led = self.voter.rosters.get(self.view)
         if led is not None:  # certified before this process was started again: the view has no other
@@ -155,7 +160,8 @@ class RoundLead:
             return []  # promises of a quorum are awaited
         bound = proof.certificate if proof is not None else None
         for peer in missing:
-            waited_s = (1 if peer in self.facts.late else 3) * self.facts.phase_s
+            share = ABSENT_SHARE if peer in self.absent else 1 if peer in self.facts.late else 3
+            waited_s = share * self.facts.phase_s
             self.late[peer] = f"no commitment within {waited_s:.1f} s"
         if bound is not None and bound.phase == "result":
             assert proof is not None

@@ -110,6 +110,10 @@ class StepProgress:
         self._opened_at = now
         self._grants_from = now + self.straggler_s
 
+    def has_heard(self, peer_id: PeerId) -> bool:
+        """Whether the member has said that it is at this step."""
+        return peer_id in self._reports
+
     def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
         """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
         report = self._believed(peer_id, report)
@@ -317,6 +321,10 @@ class WindowProgress:
     def expect(self, members: Iterable[PeerId], *, now: float) -> None:
         """This peer leads from now on, after another: all of these may have windows."""
         self._members |= set(members)
+
+    def has_heard(self, peer_id: PeerId) -> bool:
+        """Whether the member has said that it is at this step."""
+        return peer_id in self._reports
 
     def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
         """Take a member's report; the number of microbatches it may have started in all."""
