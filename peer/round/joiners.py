@@ -19,8 +19,8 @@ from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
 
 LATE_TIMES = 1.25
-"""A round is behind whose step takes so many times as long as steps lately did, or that has lost a contribution: what
-was reduced with it is reduced and sent once more."""
+"""A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
+joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
 
 
 BEHIND_SHARE = 0.25
@@ -75,8 +75,9 @@ class Joiners:
         roster = state.round.roster
         if roster is not None and roster.left_out:
             return True
-        usual_s = self._steps.usual_s
-        return usual_s is not None and time.monotonic() > self._steps.turned_at + LATE_TIMES * usual_s
+        usual_s, others = self._steps.usual_s, max(1, len(self._steps.chain.members) - 1)
+        late_times = LATE_TIMES * (others + 1) / others
+        return usual_s is not None and time.monotonic() > self._steps.turned_at + late_times * usual_s
 
     def _rest(self, peer: PeerId, took_s: float) -> None:
         """Its last answer took so long: its next one waits, while a round is behind."""

@@ -127,10 +127,10 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
         steps = FakeSteps()
         crowd = crowd_of(steps)
         steps.usual_s = 60.0
-        clock.now += 60.0
+        clock.now += 2 * 60.0  # of a member alone, with one more
         assert not crowd.joiners.is_behind
         if why == "it is late":
-            clock.now += 60.0 * (LATE_TIMES - 1) + 1
+            clock.now += 2 * 60.0 * (LATE_TIMES - 1) + 1
         else:
             steps.round.roster = FakeRoster(("who was cut off",))
         assert crowd.joiners.is_behind
