@@ -93,17 +93,21 @@ class JoiningState:
         chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
         if chosen.version <= newer_than:
             raise TransientError(f"version {chosen.version} is {chosen.reason}, and {newer_than} is here already")
-        offers = await self._offers(list(donors)[:MOST_DONORS], int(chosen.version))
-        holders = {donor: offer for donor, offer in offers.items() if offer.digest == chosen.digest}
-        for donor in sorted(set(offers) - set(holders)):
-            log.warning("%s states another digest of version %d than is %s", donor, chosen.version, chosen.reason)
+        asked = list(donors)[:MOST_DONORS]
+
+        async def more(giving: Collection[PeerId]) -> Iterable[PeerId]:
+            return await self._holders([donor for donor in asked if donor not in giving], chosen)
+
+        holders = await self._holders(asked, chosen)
         if not holders:
             raise TransientError(
                 f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"
             )
         offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
         try:
-            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.folder, self.held)
+            chunks = await fetch_chunks(
+                self.transport, list(holders), offer, self.settings, self.folder, self.held, more
+            )
             state = await asyncio.to_thread(read_state, self.layout, chunks, chosen.digest, self.folder)
         except (RemoteError, TimeoutError) as error:
             raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
@@ -112,6 +116,14 @@ class JoiningState:
         self.held.clear()
         log.info("version %d of stage %d: %s, %d donors", chosen.version, self.stage, chosen.reason, len(holders))
         return state, chosen.chain
+
+    async def _holders(self, donors: Iterable[PeerId], chosen: ChosenState) -> dict[PeerId, Offer]:
+        """Who of them has that state."""
+        offers = await self._offers(donors, int(chosen.version))
+        holders = {donor: offer for donor, offer in offers.items() if offer.digest == chosen.digest}
+        for donor in sorted(set(offers) - set(holders)):
+            log.warning("%s states another digest of version %d than is %s", donor, chosen.version, chosen.reason)
+        return holders
 
     async def _choose(self, members: set[PeerId], newer_than: int) -> ChosenState:
         try:

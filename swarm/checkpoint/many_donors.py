@@ -1,20 +1,25 @@
 """Many pieces of one thing from several donors: each gives as many as it can, and none is asked for twice at a time."""
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.transfers import MOST_LANES, lanes_of
 
+log = logging.getLogger(__name__)
+
 MOST_OF_ALL = 64
 """Pieces under way at a time, of all donors together: each has its place in memory."""
 
 LOOK_S = 1.0
+LOOK_FOR_MORE_S = 20.0
+"""Between two looks for donors that were cut off and are back, or are new: a state is on its way for many minutes."""
 LATE_TIMES = 4.0
 """At the end a piece is asked of another donor if the first has given none in so many times as long as one takes the
 other: what came of it is lost, and all the rest need not wait for a line that carries next to nothing."""
@@ -22,19 +27,25 @@ other: what came of it is lost, and all the rest need not wait for a line that c
 Piece = TypeVar("Piece")
 Fetch = Callable[[PeerId, Piece], Awaitable[int]]
 """Have a piece of one donor here; its bytes. Raises TransientError or RemoteError where it does not give it."""
+More = Callable[[Collection[PeerId]], Awaitable[Iterable[PeerId]]]
+"""Who gives pieces, too, beside these: those that were cut off and are back among them."""
 
 
-async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: Fetch[Piece]) -> None:
+async def from_donors(
+    donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: Fetch[Piece], *, more: More | None = None
+) -> None:
     """Have all pieces here, in about this order, the first donors' first.
 
-    A donor that fails is asked no more; where another of its pieces came meanwhile, for half as many at a time. Raises
-    the last one's error when pieces are left.
+    A donor that fails is asked no more, unless `more` names it again; where another of its pieces came meanwhile, for
+    half as many at a time. Raises the last one's error when pieces are left and nobody is.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
+    false = set[PeerId]()
+    """Who gave something else, or refused: nobody asks them again."""
     took_s: defaultdict[PeerId, list[float]] = defaultdict(list)
     came_at: dict[PeerId, float] = {}
     most = dict.fromkeys(donors, MOST_LANES)
-    began = time.monotonic()
+    began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
 
@@ -50,6 +61,8 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
                 most[donor] = max(1, min(most[donor], busy[donor]) // 2)  # it lives: its line had too much to carry
             else:
                 failed.add(donor)
+                if isinstance(error, RemoteError):
+                    false.add(donor)
             todo.appendleft(piece)
             last = error
         finally:
@@ -57,12 +70,22 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
 
     def able() -> list[PeerId]:
         """Who may be asked for one more; those first who have the fewest under way."""
-        seconds = max(time.monotonic() - began, 1e-3)
         if len(running) >= MOST_OF_ALL:
             return []
-        room = {donor: min(most[donor], lanes_of(came[donor] / seconds, most=MOST_LANES)) for donor in donors}
-        there = [donor for donor in donors if donor not in failed and busy[donor] < room[donor]]
+        now = time.monotonic()
+        there = [donor for donor in most if donor not in failed and busy[donor] < room(donor, now)]
         return sorted(there, key=lambda donor: busy[donor])
+
+    def room(donor: PeerId, now: float) -> int:
+        return min(most[donor], lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
+
+    async def look_for_more(find: More) -> None:
+        while True:
+            await asyncio.sleep(LOOK_FOR_MORE_S)
+            for donor in set(await find((most.keys() - failed) | false)) - false:
+                log.info("%s gives pieces, too", donor[-6:])
+                failed.discard(donor)
+                most[donor], began[donor], came[donor] = MOST_LANES, time.monotonic(), 0
 
     def late() -> list[asyncio.Task[None]]:
         """What is under way while nothing is left to do, though somebody idle would have given it several times."""
@@ -72,6 +95,7 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
         due = time.monotonic() - max(LATE_TIMES * min(idle), LOOK_S)
         return [task for task, (donor, _, asked_at) in running.items() if asked_at < due and not took_s[donor]]
 
+    looking = asyncio.ensure_future(look_for_more(more)) if more is not None else None
     try:
         while True:
             while todo and (free := able()):
@@ -84,14 +108,17 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
             for task in done:
                 del running[task]
                 task.result()
+            if looking is not None and looking.done():
+                looking.result()
             for task in late():
                 donor, piece, _ = running.pop(task)
                 failed.add(donor)
                 todo.append(piece)
                 task.cancel()
     finally:
-        for task in running:
+        under_way = [*running, *([looking] if looking is not None else [])]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
     if todo:
         raise last

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
-from swarm.checkpoint.many_donors import from_donors
+from swarm.checkpoint.many_donors import More, from_donors
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
     Bytes,
@@ -234,9 +234,10 @@ async def fetch_chunks(
     settings: RunSettings,
     folder: Path,
     held: dict[bytes, memoryview] | None = None,
+    more: More | None = None,
 ) -> list[memoryview]:
-    """All chunks of the offered state, from all donors that give them; each has its hash in the offer, and
-    lies in `folder` for as long as somebody holds it.
+    """All chunks of the offered state, from all donors that give them, and those that `more` finds meanwhile; each has
+    its hash in the offer, and lies in `folder` for as long as somebody holds it.
 
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
@@ -263,7 +264,7 @@ async def fetch_chunks(
     num_chunks = num_chunks_of(offer.total_bytes)
     places = {offer.hashes[index]: index for index in range(num_chunks) if offer.hashes[index] not in here}
     async with asyncio.timeout(transfer_s(settings, offer.total_bytes)):
-        await from_donors(donors, places.values(), fetch)
+        await from_donors(donors, places.values(), fetch, more=more)
     return [here[offer.hashes[index]] for index in range(num_chunks)]
 
 
