@@ -87,8 +87,9 @@ class Sender:
         usual_s = statistics.median(small_s) if small_s else 0.0
         return {"start": start, "stop": stop, "small_s": usual_s, "slowest_small_s": max(small_s, default=0.0)}
 
-    async def _send(self, _: PeerId, parcels: list[Parcel]) -> None:
+    async def _send(self, _: PeerId, parcels: list[Parcel]) -> int:
         await self._call(*(parcel.body for parcel in parcels))
+        return sum(len(parcel.body) for parcel in parcels)
 
     async def _talk(self, took_s: list[float]) -> None:
         while True:

@@ -146,10 +146,10 @@ class PartExchange:
         for peer in to:
             self._outbox.put(peer, Parcel(state, "reduced", head, body, reduced.part, reduced))
 
-    async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
+    async def _send(self, peer: PeerId, parcels: list[Parcel]) -> int:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
         if not parcels:
-            return
+            return 0
         meta: dict[str, Value] = {
             "kind": "parts",
             "of": parcels[0].kind,
@@ -158,9 +158,10 @@ class PartExchange:
             "fragment": value_or_none(parcels[0].fragment),
         }
         state = parcels[0].state
-        await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels))
+        reply = await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels))
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
+        return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)
 
     def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
         """By the roster that is followed now: whether the peer reduces the contribution's part, and the contribution is

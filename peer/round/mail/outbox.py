@@ -48,7 +48,7 @@ LEAST_SHARE = 8
 SMOOTHING = 0.5
 """Share of the newest rate in the average."""
 ANOTHER_LINE = 4.0
-"""What carries so many times more than before is measured anew: it was dead, or stood still behind something else."""
+"""What carries so many times more than before, twice, is measured anew: it was dead, or stood behind something else."""
 MIN_MEASURED_BYTES = 1 << 20
 """Less than this, sent in one go in less than `LOOK_AFTER_S`, measures nothing but delays."""
 
@@ -102,6 +102,7 @@ class Meter:
     """All bytes that the line has carried, of whatever is sent over it: it is as fast as all of it, and not as what is
     measured here alone, which would make room for the rest and be measured again as less. None: nothing else goes."""
     _moved_before: int = 0
+    _last_rate: float = 0.0
     _busy_since: float = 0.0
     _sent_bytes: int = 0
     """Since it is busy, or was measured."""
@@ -135,12 +136,11 @@ class Meter:
         if (self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes)) and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
             before = rate if self.bytes_per_s is None else self.bytes_per_s
-            if rate > ANOTHER_LINE * before:
-                self.bytes_per_s = rate
-            elif rate > before:  # which it may carry more of with the lanes that it gets for it
-                self.bytes_per_s = SMOOTHING * rate + (1 - SMOOTHING) * before
-            else:  # of seconds a byte: a line that has become slow is known at once
-                self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
+            # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
+            self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
+            twice, self._last_rate = min(rate, self._last_rate), rate
+            if twice > ANOTHER_LINE * before:
+                self.bytes_per_s = twice
             self.is_known = True
 
 
@@ -229,7 +229,8 @@ class Parcel:
         return [replace(self, body=one, fragment=Fragment(at, len(bodies))) for at, one in enumerate(bodies)]
 
 
-Send = Callable[[PeerId, list[Parcel]], Awaitable[None]]
+Send = Callable[[PeerId, list[Parcel]], Awaitable[int]]
+"""The bytes that went: none where nobody wants them any more."""
 
 
 class Outbox:
@@ -338,8 +339,7 @@ class Outbox:
         try:
             while together := _take(line, self._next_bytes(line)):
                 self._begin()  # of what was cut, the other fragments go beside the first
-                await self._send(peer, together)
-                now, num_bytes = time.monotonic(), sum(len(parcel.body) for parcel in together)
+                num_bytes, now = await self._send(peer, together), time.monotonic()
                 if line.is_over:
                     break
                 line.meter.gone(num_bytes, now)
