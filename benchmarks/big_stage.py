@@ -5,9 +5,9 @@
 The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
 as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
-`--cut-s`; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
-results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission to the
-roster that names it; until it comes rounds are undisturbed. A figure whose name begins with `plan_` is what
+`--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
+certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
+to the roster that names it; until it comes rounds are undisturbed. A figure whose name begins with `plan_` is what
 `swarm plan` says; the newcomer's that of a stage with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
@@ -47,8 +47,8 @@ ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 DOWN_TIMES = 5.0
 SOURCE, NEWCOMER = "source", "newcomer"
 HIDDEN_SIZE = 256
-STATE_BYTES = 12
-"""Of a parameter in a state: weight and moments in fp32."""
+STATE_BYTES, WEIGHT_BYTES = 12, 4
+"""Of a parameter in a state: weight and moments in fp32; and in what a run begins with."""
 
 MANIFEST = """\
 [run]
@@ -96,6 +96,7 @@ def watch(
     manifest: Path,
     folder: Path,
     *,
+    num_parameters: int,
     peers: int,
     uplink_mbit: float,
     slow_line: float | None,
@@ -124,14 +125,20 @@ def watch(
         hosting = start("host", "host", str(manifest), "--json", "--evaluate-tokens", "1", stdout=subprocess.PIPE)
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
-        held = stack.enter_context(watching([join(name).pid for name in (SOURCE, *founders)][1:]))
+        homes = list(addresses.values())
+        router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=homes)
+        held = stack.enter_context(watching([join(name).pid for name in founders]))
         begin_by = time.monotonic() + READY_S
-        while members_on(folder / founders[0]) < peers:
+        while min(router.seen[-1]["down_bytes"][addresses[name]] for name in founders) < WEIGHT_BYTES * num_parameters:
+            if time.monotonic() > begin_by:
+                raise click.ClickException(f"{peers} peers do not have what the run begins with after {READY_S:g} s")
+            time.sleep(1.0)
+        join(SOURCE)  # it is awaited: so all of them are founders
+        begin_by = time.monotonic() + READY_S
+        while min(members_on(folder / name) for name in founders) < peers:  # who joined last still fetches its first
             if time.monotonic() > begin_by:
                 raise click.ClickException(f"{peers} peers are not members of the stage after {READY_S:g} s")
             time.sleep(1.0)
-        homes = [addresses[name] for name in (*founders, NEWCOMER)]
-        router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=homes)
         if slow_line is not None:
             slow = addresses[founders[-1]]
             up = slow_line * uplink_mbit
@@ -337,6 +344,7 @@ def main(
         watched = watch(
             manifest,
             folder,
+            num_parameters=plan["stages"][1]["num_parameters"],
             peers=peers,
             uplink_mbit=uplink_mbit,
             slow_line=slow_line,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.core.transfers import MOST_LANES, lanes_of
+from swarm.core.transfers import LEAST_LANES, MOST_LANES, lanes_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ async def from_donors(
         return sorted(there, key=lambda donor: busy[donor])
 
     def room(donor: PeerId, now: float) -> int:
-        return min(most[donor], lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
+        rate = came[donor] / max(now - began[donor], 1e-3)
+        return min(most[donor], lanes_of(rate, most=MOST_LANES) if came[donor] else LEAST_LANES)
 
     async def look_for_more(find: More) -> None:
         while True:

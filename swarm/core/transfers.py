@@ -22,6 +22,8 @@ BUFFER_S = 0.1
 would wait twice as long else, or be dropped and sent again after seconds."""
 LEAST_WINDOW_BYTES = 4 * 1448
 """Of one connection, TCP's congestion control keeps under way however much is lost: four full packets (bbr)."""
+SLOWEST_OF_TWO = LEAST_WINDOW_BYTES / BUFFER_S / 2
+"""Bytes a second of a line that has more than one lane."""
 LEAST_LANES, MOST_LANES = 2, 16
 """Transfers to one peer side by side. Who joins is sent as many by a donor as a member is: it has a member's share of
 the donor's line."""
@@ -64,7 +66,12 @@ def longest_way_s(hop_bytes: float, num_hops: int, *, floor_s: float, least_mbit
 def lanes_of(rate: float, *, most: int) -> int:
     """Transfers side by side on a line of `rate` bytes a second: no more than half of its buffer holds the least
     of that TCP keeps under way of each, or they would lose one another's packets, and those of small calls."""
-    return max(LEAST_LANES, min(most, int(rate * BUFFER_S / LEAST_WINDOW_BYTES)))
+    return max(least_lanes(rate), min(most, int(rate * BUFFER_S / LEAST_WINDOW_BYTES)))
+
+
+def least_lanes(rate: float) -> int:
+    """Two, so that an answer is waited for while the other goes; one where that takes no time beside the transfer's."""
+    return LEAST_LANES if rate >= SLOWEST_OF_TWO else 1
 
 
 def work_s(num_values: int) -> float:

@@ -25,11 +25,11 @@ from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import ReducedPart
-from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of, least_lanes
 from verification.round.papers import Bytes
 
 SHORTEST_BYTES = 32 << 10
-"""Of a line so slow that it has two lanes alone: while an answer of one is waited for, the other fills it."""
+"""Of a line so slow that it has one lane or two: with two, while an answer of one is waited for, the other fills it."""
 MESSAGE_S = 0.1
 """How long a message should take."""
 UNDER_WAY_S = 1.6
@@ -66,7 +66,8 @@ class Pace(NamedTuple):
         """For a line of that rate."""
         size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
         under_way = min(UNDER_WAY_BYTES, int(bytes_per_s * UNDER_WAY_S))
-        return cls(size, max(LEAST_LANES, min(MOST_LANES, under_way // size)), cuts=size < CUT_BELOW_BYTES)
+        lanes = max(least_lanes(bytes_per_s), min(MOST_LANES, under_way // size))
+        return cls(size, lanes, cuts=size < CUT_BELOW_BYTES)
 
     def next_bytes(self, waiting_bytes: int) -> int:
         """Of the next message, while so many wait: all lanes together take half of them."""

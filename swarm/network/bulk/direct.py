@@ -54,8 +54,11 @@ WORTH_WAITING_S = 1.0
 """A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
 MOST_PLACES = 3
 """At which a peer is tried, one after the other."""
-_AGAIN_S = 120.0
-"""A peer that could not be dialled is tried again after this long, when it is worth it."""
+_AGAIN_S, _AGAIN_IF_FULL_S = 120.0, 20.0
+"""A peer that could not be dialled is tried again after this long, when it is worth it; sooner if nothing answered: a
+full line loses the packets of a handshake, too."""
+_SILENT_S = 30.0
+"""A way that has led to a peer is kept for so long though nothing answers on it."""
 _MOST_SESSIONS = 1024
 _UNUSED_S = 120.0
 """An offer that nobody came for ends then; after a first connection it holds for `_USED_S` past the last one."""
@@ -148,6 +151,15 @@ class DirectListener:
         return ports[0] if ports else None
 
 
+@dataclass
+class _Way:
+    """That has led to a peer."""
+
+    offer: DirectOffer
+    host: str
+    silent_since: float | None = None
+
+
 class DirectDialler:
     """The caller's side: which peers can be dialled directly, learnt in the background of calls that were worth it."""
 
@@ -166,7 +178,7 @@ class DirectDialler:
         self._on_known = on_known
         self._ask = ask
         self._places = places
-        self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
+        self._known: OrderedDict[PeerId, _Way] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
         self._carried: OrderedDict[PeerId, int] = OrderedDict()
@@ -212,17 +224,24 @@ class DirectDialler:
                 await asyncio.wait({asking}, timeout=min(PUNCH_WORTH_WAITING_S, timeout_s / 2) - WORTH_WAITING_S)
 
     async def open(self, peer_id: PeerId) -> SealedSocket | None:
-        """A new direct connection; None where there is no way, or none any more."""
+        """A new direct connection; None where there is no way, none any more, or nothing answers for now."""
         known = self._known.get(peer_id)
         if known is None:
             return None
+        began = asyncio.get_running_loop().time()
         try:
-            stream = await _dial(*known, caller=self._me, callee=peer_id)
-            self._open.add(stream)
-            return stream
-        except (OSError, EOFError, TimeoutError) as error:
+            stream = await _dial(known.offer, known.host, caller=self._me, callee=peer_id)
+        except TimeoutError as error:
+            silent_since = known.silent_since = known.silent_since or began
+            if asyncio.get_running_loop().time() >= silent_since + _SILENT_S:
+                self._give_up(peer_id, error)
+            return None
+        except (OSError, EOFError) as error:
             self._give_up(peer_id, error)
             return None
+        known.silent_since = None
+        self._open.add(stream)
+        return stream
 
     async def close(self) -> None:
         """Break what was opened, whoever uses it."""
@@ -257,7 +276,7 @@ class DirectDialler:
         except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
             self._give_up(peer_id, error)
             return False
-        self._known[peer_id] = (offer, host)
+        self._known[peer_id] = _Way(offer, host)
         self._on_known(peer_id)
         if len(self._known) > _MOST_SESSIONS:
             self._known.popitem(last=False)
@@ -277,7 +296,8 @@ class DirectDialler:
         logger.debug("%s is called through p2pd: %s", peer_id, error)
         self._known.pop(peer_id, None)
         self._again_at.pop(peer_id, None)
-        self._again_at[peer_id] = asyncio.get_running_loop().time() + _AGAIN_S
+        again_s = _AGAIN_IF_FULL_S if isinstance(error, TimeoutError | TransientError) else _AGAIN_S
+        self._again_at[peer_id] = asyncio.get_running_loop().time() + again_s
         if len(self._again_at) > _MOST_SESSIONS:
             self._again_at.popitem(last=False)
 

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -344,10 +345,10 @@ def test_whoever_closes_breaks_its_own_direct_calls(two: Two) -> None:
 def test_without_a_direct_way_calls_go_through_p2pd(two: Two) -> None:
     async def main() -> None:
         await two.until_direct()
-        offer, host = two.a._direct._known[two.b.peer_id]
+        way = two.a._direct._known[two.b.peer_id]
         # A session that the other end has forgotten, as after its restart, and then a port that nobody listens on.
-        for stale in (replace(offer, session=bytes(16)), replace(offer, port4=1)):
-            two.a._direct._known[two.b.peer_id] = (stale, host)
+        for stale in (replace(way.offer, session=bytes(16)), replace(way.offer, port4=1)):
+            two.a._direct._known[two.b.peer_id] = replace(way, offer=stale)
             two.a._idle.drop(two.b.peer_id)
             assert await two.echo() == BULK
             assert not two.a._direct.knows(two.b.peer_id)
@@ -355,10 +356,38 @@ def test_without_a_direct_way_calls_go_through_p2pd(two: Two) -> None:
     two.run(main())
 
 
+def test_a_way_on_which_nothing_answers_for_a_moment_is_kept_and_a_closed_one_is_not(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dial, silence = direct._dial, TimeoutError()
+
+    async def main() -> None:
+        await two.until_direct()
+        for error, longest_s, is_kept in ((silence, 30.0, True), (silence, 0.0, False)):
+            two.a._idle.drop(two.b.peer_id)
+            monkeypatch.setattr(direct, "_SILENT_S", longest_s)
+            monkeypatch.setattr(direct, "_dial", AsyncMock(side_effect=error))
+            assert await two.echo() == BULK  # through p2pd
+            assert two.a._direct.knows(two.b.peer_id) == is_kept
+            monkeypatch.setattr(direct, "_dial", dial)
+            two.a._idle.drop(two.b.peer_id)
+            assert await two.echo() == BULK
+            assert not is_kept or two.a._direct._known[two.b.peer_id].silent_since is None
+        assert not two.a._direct.knows(two.b.peer_id)  # nor asked again at once
+        two.a._direct._again_at.clear()
+        await two.until_direct()
+        two.a._idle.drop(two.b.peer_id)
+        monkeypatch.setattr(direct, "_dial", AsyncMock(side_effect=ConnectionRefusedError()))
+        assert await two.echo() == BULK
+        assert not two.a._direct.knows(two.b.peer_id)
+
+    two.run(main())
+
+
 def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
     async def main() -> None:
         await two.until_direct()
-        offer, host = two.a._direct._known[two.b.peer_id]
+        way = two.a._direct._known[two.b.peer_id]
         asked: list[PeerId] = []
 
         async def listen(sender: PeerId, request: Message) -> Message:
@@ -366,8 +395,9 @@ def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
             return Message()
 
         two.b.serve("secret", listen, max_body_bytes=1 << 20)
-        for secret in (bytes(32), offer.secret):
-            stream = await direct._dial(replace(offer, secret=secret), host, caller=two.a.peer_id, callee=two.b.peer_id)
+        for secret in (bytes(32), way.offer.secret):
+            offer = replace(way.offer, secret=secret)
+            stream = await direct._dial(offer, way.host, caller=two.a.peer_id, callee=two.b.peer_id)
             with contextlib.closing(stream):
                 head = struct.pack(">IHIIQ", 0x68737731, 6, 5000, 1, 0) + b"secret\x80"
                 sending = Sending(stream, head)
@@ -375,6 +405,6 @@ def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
                 with contextlib.suppress(EOFError, OSError):
                     async with asyncio.timeout(30):
                         await receive(stream, 17)
-            assert asked == ([two.a.peer_id] if secret == offer.secret else [])
+            assert asked == ([two.a.peer_id] if secret == way.offer.secret else [])
 
     two.run(main())
