@@ -67,6 +67,8 @@ class RoundLead:
     """By contributor, what reducers say who wait for its parts no longer."""
     _awaits: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     """Of each reducer, when it last said that it lacks parts, and of how many contributors."""
+    _spared: dict[PeerId, float] = field(default_factory=dict)
+    """Reducers that were not relieved when others were, and when: once in a view."""
     _most_reduced_at: float | None = None
     """Since when all parts of more than half of the roster's reducers are here."""
 
@@ -117,6 +119,7 @@ class RoundLead:
         self._missed.clear()
         self._lacks.clear()
         self._awaits.clear()
+        self._spared.clear()
         self._num_reliefs = 0
         self._most_reduced_at = None
 
@@ -321,7 +324,8 @@ class RoundLead:
         return at + self.reduction.arrivals.allowed_s(now=at) if at is not None and is_waiting else None
 
     def relieve_slow_reducers(self, now: float) -> Instructions:
-        """Those alone who do not wait themselves for the parts of a few."""
+        """Those who wait themselves for the parts of a few have as long once more, by when they have those or do
+        without; if not, it is their own line that is slow."""
         roster, at = self.reduction.roster, self._most_reduced_at
         assert roster is not None
         assert at is not None
@@ -330,7 +334,9 @@ class RoundLead:
             reducer = roster.combiner_of(part)
             said_at, num_lacked = self._awaits.get(reducer, (-math.inf, 0))
             waits = now <= said_at + 2 * self.facts.phase_s and 0 < 2 * num_lacked < len(roster.contributions)
-            if reducer != self.me and not waits:
+            if waits and self._spared.setdefault(reducer, now) == now:
+                self._most_reduced_at = now
+            elif reducer != self.me:
                 self.late[reducer] = f"part {part} not reduced {now - at:.1f} s after most others' parts"
         return self.reassign(now)
 

@@ -242,7 +242,8 @@ def test_a_reducer_far_slower_than_the_others_is_relieved_though_its_bytes_still
     assert moved.certificate == roster.certificate
 
 
-def test_a_reducer_that_waits_for_one_contributor_is_not_relieved_for_its_slowness() -> None:
+def test_a_reducer_that_waits_for_one_contributor_is_relieved_later() -> None:
+    """That one comes, or is left out; on a slow line of the reducer's own neither did, and nobody else could go on."""
     facts, (leader, second, third) = facts_and_rounds(3)
     roster = led_roster(leader)
     for part, reducer in enumerate(roster.reducers):
@@ -252,11 +253,15 @@ def test_a_reducer_that_waits_for_one_contributor_is_not_relieved_for_its_slowne
             leader.aggregated(reduced_part(part, facts.members), now=0.0)
         elif reducer == second.me:
             leader.on_reduced(reducer, reduced_part(part, facts.members), now=0.0)
+    out: list[object] = []
     now = 0.0
-    while now < 3 * facts.phase_s:
+    while not has(out, SendRoster):
         now += facts.phase_s / 4
+        assert now < 4 * facts.phase_s
         leader.on_missing(third.me, 0, [second.me], [], now=now)
-        assert not has(leader.tick(now=now), SendRoster)
+        out = [*leader.tick(now=now)]
+    assert now >= 2 * facts.phase_s
+    assert third.me not in only(out, SendRoster).roster.reducers
 
 
 def test_parts_that_moved_to_another_reducer_keep_the_certificate_of_the_facts() -> None:
