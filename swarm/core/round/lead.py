@@ -4,6 +4,7 @@ What a quorum makes certain is handed back to the member's own side of the round
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -193,11 +194,18 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        # Whose own parts a reducer has given up would bring what it reduces later still. Those that come stay where
-        # they are: on a slow line all are missing for a while.
-        away = {*self.gone, *self.late, *self.leave_out, *(self._lacks.keys() - {self.me}), *self.facts.late}
-        made = self.reduction.with_reducers(roster, held, away)
+        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late}, self._slow(roster))
         return replace(made, signature=self.sign(made.signed_bytes()))
+
+    def _slow(self, roster: Roster) -> set[PeerId]:
+        """Whose own parts a reducer has given up would bring what it reduces later still. Those that come stay where
+        they are: on a slow line all are missing for a while. Who gives up most of the others, or was given up itself,
+        has a slow line: its word says nothing of theirs."""
+        left_out = {*self.leave_out, *(one.peer_id for one in roster.left_out)}
+        said = Counter(reducer for lacks in self._lacks.values() for reducer in lacks)
+        unheard = left_out | {reducer for reducer, count in said.items() if 2 * count >= len(roster.contributions)}
+        lacked = {peer for peer, lacks in self._lacks.items() if lacks.keys() - unheard}
+        return {*left_out, *lacked, *self.facts.late}
 
     def _signed_result(self, result: Result) -> Result:
         return replace(result, signature=self.sign(result.signed_bytes()))

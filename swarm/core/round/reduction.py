@@ -133,11 +133,15 @@ class RoundReduction:
         left = left_by(roster)
         return tuple(peer for peer in peers if peer != self.me and not (peer in left and peer in self.gone))
 
-    def with_reducers(self, roster: Roster, held: tuple[PeerId, ...], away: Container[PeerId]) -> Roster:
-        """The roster with reducers who are not `away`; of `held`, the reducers so far, those stay who are of use."""
+    def with_reducers(
+        self, roster: Roster, held: tuple[PeerId, ...], away: Container[PeerId], slow: Container[PeerId] = ()
+    ) -> Roster:
+        """The roster with reducers who are not `away`, nor `slow` where others are there; of `held`, the reducers so
+        far, those stay who are of use."""
         stay = tuple(peer for peer in self.facts.members if peer not in left_by(roster))
         near = tuple(peer for peer in stay if peer == self.me) or stay
-        live = tuple(peer for peer in stay if peer not in away) or near
+        there = tuple(peer for peer in stay if peer not in away) or near
+        live = tuple(peer for peer in there if peer not in slow) or there
         done = {part for part, reduced in self.parts.reduced.items() if is_of(reduced, roster)}
         return with_reducers(roster, held, live, num_parts=self.facts.num_parts, done=done)
 

@@ -27,6 +27,7 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from tests.swarm.core.round.round_members import (
     asked_result,
     certified,
+    closed,
     facts_and_rounds,
     fetched,
     has,
@@ -310,10 +311,15 @@ def test_a_leader_whose_own_parts_do_not_come_is_left_and_the_next_one_hears_so_
             break
 
 
-def test_a_leader_that_is_left_out_itself_reduces_nothing() -> None:
-    _, (slow, second, third) = facts_and_rounds(3)
+@pytest.mark.parametrize("gave_up", [False, True])
+def test_a_leader_that_is_left_out_itself_reduces_nothing(gave_up: bool) -> None:
+    """On a slow line it had given up everybody before, and gave all parts to itself; later leaders left it that."""
+    facts, (slow, second, third) = facts_and_rounds(3)
     roster = led_roster(slow)
     assert slow.me in roster.reducers
+    if gave_up:
+        said = [(peer, lacks(roster, peer, [slow.me])[0].signature) for peer in facts.members if peer != slow.me]
+        assert not slow.on_missing(slow.me, 0, [peer for peer, _ in said], said, now=LATER_S)
     words = lacks(roster, slow.me, [second.me, third.me])
     for word in words:
         out = slow.on_missing(word.reducer, 0, [slow.me], [(slow.me, word.signature)], now=LATER_S)
@@ -321,7 +327,12 @@ def test_a_leader_that_is_left_out_itself_reduces_nothing() -> None:
             break
     smaller = only(out, SendRoster).roster
     assert [one.peer_id for one in smaller.left_out] == [slow.me]
-    assert slow.me not in smaller.reducers
+    assert {*smaller.reducers} == {second.me, third.me}
+    second.on_roster(slow.me, signed(replace(smaller, reducers=(slow.me,) * facts.num_parts)), now=LATER_S)
+    next_one = closed(second, view=1).roster
+    assert next_one is not None
+    assert [one.peer_id for one in next_one.left_out] == [slow.me]
+    assert {*next_one.reducers} == {second.me, third.me}
 
 
 def test_who_is_given_more_to_reduce_waits_anew_for_what_is_sent_only_then() -> None:
