@@ -141,8 +141,7 @@ class Answering:
             self._strangers.leave(task)
             self._greeted.leave(task)
             _take(self._greeted, task, peer_id)
-            async with asyncio.timeout(self._limits.window_s):
-                head = await framing.read_request_head(stream)  # which proves it
+            head = await framing.read_first_head(stream, window_s=self._limits.window_s)  # which proves it
             self._greeted.leave(task)
             admitted = peer_id
             self._admit(peer_id)

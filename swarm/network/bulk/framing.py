@@ -21,7 +21,7 @@ from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
 from swarm.core.transfers import Transfer, shared_longest_s
 from swarm.memory.kept_buffers import BUFFERS
-from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket
 from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
@@ -102,6 +102,33 @@ async def read_request_head(stream: Stream) -> RequestHead:
     except UnicodeDecodeError as error:
         raise RemoteError("malformed", "a method's name that is not UTF-8") from error
     return RequestHead(method, timeout_ms, meta_bytes, body_bytes)
+
+
+async def read_first_head(stream: Stream, *, window_s: float) -> RequestHead:
+    """Of the first request on a stream, for as long as more of it comes: a sealed one gives nothing of a record before
+    it is here whole, which on a slow line takes longer than `window_s`.
+
+    Raises TimeoutError when nothing comes any more, and else as `read_request_head`.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + shared_longest_s(RECORD_BYTES, floor_s=window_s)
+    came = 0
+    looking: asyncio.TimerHandle | None = None
+    async with asyncio.timeout(window_s) as deadline:
+
+        def look() -> None:
+            nonlocal came, looking
+            before, came = came, waiting_bytes(stream)
+            if came > before and not deadline.expired():
+                deadline.reschedule(min(loop.time() + window_s, give_up_at))
+            looking = loop.call_later(window_s / LOOKS, look)
+
+        look()
+        try:
+            return await read_request_head(stream)
+        finally:
+            if looking is not None:
+                looking.cancel()
 
 
 async def read_reply_head(stream: Stream) -> ReplyHead:

@@ -12,6 +12,7 @@ from swarm.network.bulk import framing
 from swarm.network.bulk.framing import RequestHead
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sockets import Sending, Stream
+from swarm.network.transport import Message
 
 T = TypeVar("T")
 META = pack({})
@@ -84,3 +85,36 @@ def test_a_request_that_nobody_takes_is_given_up(sealed: bool) -> None:
         sending.stop()
 
     on_a_pair(main, sealed=sealed)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_first_head_is_awaited_for_as_long_as_more_of_its_record_comes(stops: bool) -> None:
+    """On a line of 12.5 KB/s the rosters of a leader took longer than the window: each was cut off and sent anew."""
+    request_head, _ = framing.encode_request("roster", Message({"of": bytes(30_000)}), timeout_s=5.0)
+    keys = bytes(32), bytes(range(32))
+
+    def sealed() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            near = SealedSocket(ours, send_key=keys[0], receive_key=keys[1])
+            near.sendmsg([memoryview(request_head)])
+            return theirs.recv(1 << 20)
+
+    async def main() -> RequestHead:
+        one, other = socket.socketpair()
+        data = sealed()
+        with one, other:
+            other.setblocking(False)
+            far = SealedSocket(other, send_key=keys[1], receive_key=keys[0])
+            reading = asyncio.ensure_future(framing.read_first_head(far, window_s=WINDOW_S))
+            for start in range(0, len(data) // 2 if stops else len(data), len(data) // 5):
+                one.sendall(data[start : start + len(data) // 5])
+                await asyncio.sleep(0.5 * WINDOW_S)
+            return await reading
+
+    if stops:
+        with pytest.raises(TimeoutError):
+            asyncio.run(main())
+    else:
+        assert asyncio.run(main()).meta_bytes > 30_000
