@@ -158,6 +158,8 @@ class _Way:
     offer: DirectOffer
     host: str
     silent_since: float | None = None
+    rests_until: float = 0.0
+    """Calls do not wait for it meanwhile: where only this way is closed, they go by p2pd."""
 
 
 class DirectDialler:
@@ -225,15 +227,16 @@ class DirectDialler:
 
     async def open(self, peer_id: PeerId) -> SealedSocket | None:
         """A new direct connection; None where there is no way, none any more, or nothing answers for now."""
-        known = self._known.get(peer_id)
-        if known is None:
+        loop = asyncio.get_running_loop()
+        known, began = self._known.get(peer_id), loop.time()
+        if known is None or began < known.rests_until:
             return None
-        began = asyncio.get_running_loop().time()
         try:
             stream = await _dial(known.offer, known.host, caller=self._me, callee=peer_id)
         except TimeoutError as error:
-            silent_since = known.silent_since = known.silent_since or began
-            if asyncio.get_running_loop().time() >= silent_since + _SILENT_S:
+            known.silent_since = known.silent_since or began
+            known.rests_until = loop.time() + CONNECT_S
+            if loop.time() >= known.silent_since + _SILENT_S:
                 self._give_up(peer_id, error)
             return None
         except (OSError, EOFError) as error:

@@ -366,9 +366,14 @@ def test_a_way_on_which_nothing_answers_for_a_moment_is_kept_and_a_closed_one_is
         for error, longest_s, is_kept in ((silence, 30.0, True), (silence, 0.0, False)):
             two.a._idle.drop(two.b.peer_id)
             monkeypatch.setattr(direct, "_SILENT_S", longest_s)
-            monkeypatch.setattr(direct, "_dial", AsyncMock(side_effect=error))
-            assert await two.echo() == BULK  # through p2pd
-            assert two.a._direct.knows(two.b.peer_id) == is_kept
+            dialling = AsyncMock(side_effect=error)
+            monkeypatch.setattr(direct, "_dial", dialling)
+            for _ in range(2):
+                assert await two.echo() == BULK  # through p2pd
+                assert two.a._direct.knows(two.b.peer_id) == is_kept
+            assert dialling.await_count == 1, "the next call does not wait for it"
+            if is_kept:
+                two.a._direct._known[two.b.peer_id].rests_until = 0.0
             monkeypatch.setattr(direct, "_dial", dial)
             two.a._idle.drop(two.b.peer_id)
             assert await two.echo() == BULK
