@@ -838,11 +838,16 @@ class AveragingRound:
 
     def _wait_for_leader(self, now: float) -> None:
         if self.result is None:
-            # Who has no vote is asked for none: it hears less, and nobody needs it to turn to another leader.
-            calm = 1 if self.me in self.facts.voters else 2
             roster = self.roster
             awaited = roster is not None and roster.view == self._promised and bool(self.parts.unreduced(roster))
+            # Who has no vote is asked for none, and nobody needs it to turn to another leader; who neither sends parts
+            # nor reduces any sees nothing of those that move. Both hear less.
+            calm = 2 if self.me not in self.facts.voters or (awaited and self._looks_on(roster)) else 1
             self._patience.wait_for_leader(leads=self._lead.is_on, calm=calm, parts_are_awaited=awaited, now=now)
+
+    def _looks_on(self, roster: Roster | None) -> bool:
+        """Whether it is others' parts alone that the round waits for, at others."""
+        return roster is not None and roster.contribution_of(self.me) is None and self.me not in roster.reducers
 
     # -- who ----------------------------------------------------------------------------------------------
 

@@ -528,3 +528,17 @@ def test_a_leader_that_revises_its_roster_again_and_again_is_given_up() -> None:
             now += PHASE_S
             third.tick(now=now)
     assert MOST_REVISIONS < revision <= MOST_REVISIONS + 3
+
+
+def test_who_looks_on_while_others_exchange_parts_waits_longer_for_their_leader() -> None:
+    """It turned to the next view alone, and its vote was missing when the parts were there: 4 minutes on slow lines."""
+    facts, (leader, second, idle) = facts_and_rounds(3)
+    nothing = contribution(idle.me, num_work=0)
+    working = {peer: contribution(peer) for peer in (leader.me, second.me)}
+    roster = roster_of(facts, commits={**working, idle.me: nothing}, reducers=(leader.me, second.me, second.me))
+    assert idle.me not in roster.reducers
+    for member, made in ((second, contribution(second.me)), (idle, nothing)):
+        member.on_close(leader.me, 0, Proof(), now=0.0)
+        member.contributed(made, now=0.0)
+        member.on_roster(leader.me, roster, now=0.0)
+    assert idle._patience.due == 2 * (second._patience.due or 0.0)
