@@ -124,8 +124,7 @@ def test_bulk_goes_by_ipv6_where_p2pd_does(met: Met) -> None:
         await one.connect(other.peer_id, other.addresses())
         for caller, callee in ((one, other), (other, one)):
             await carry(caller, callee)
-            _, host = caller._direct._known[callee.peer_id]
-            assert host == "::1"
+            assert caller._direct._known[callee.peer_id].host == "::1"
 
     met.run(main())
 
@@ -138,8 +137,7 @@ def test_bulk_goes_by_ipv6_where_p2pds_own_way_takes_none(met: Met) -> None:
         _, six = other._direct_listener.ports()
         other._direct_ports = lambda _: (None, six)  # type: ignore[method-assign,assignment]
         await carry(one, other)
-        _, host = one._direct._known[other.peer_id]
-        assert host == "::1"
+        assert one._direct._known[other.peer_id].host == "::1"
 
     met.run(main())
 
