@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.core.transfers import LEAST_LANES, MOST_LANES, lanes_of
+from swarm.core.transfers import MOST_LANES, lanes_of
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ MOST_OF_ALL = 64
 LOOK_S = 1.0
 LOOK_FOR_MORE_S = 20.0
 """Between two looks for donors that were cut off and are back, or are new: a state is on its way for many minutes."""
+MOST_FAILURES = 4
 LATE_TIMES = 4.0
 """At the end a piece is asked of another donor if the first has given none in so many times as long as one takes the
 other: what came of it is lost, and all the rest need not wait for a line that carries next to nothing."""
@@ -36,29 +37,34 @@ async def from_donors(
 ) -> None:
     """Have all pieces here, in about this order, the first donors' first.
 
-    A donor that fails is asked no more, unless `more` names it again; where another of its pieces came meanwhile, for
-    half as many at a time. Raises the last one's error when pieces are left and nobody is.
+    Each is asked for one at first, and for more as fast as they come. A donor that fails is asked no more, unless `more`
+    names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, until it has
+    failed `MOST_FAILURES` times running. Raises the last one's error when pieces are left and nobody is.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
     false = set[PeerId]()
     """Who gave something else, or refused: nobody asks them again."""
     took_s: defaultdict[PeerId, list[float]] = defaultdict(list)
-    came_at: dict[PeerId, float] = {}
+    failures = Counter[PeerId]()
+    came_at = -math.inf
     most = dict.fromkeys(donors, MOST_LANES)
     began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
 
     async def one(donor: PeerId, piece: Piece) -> None:
-        nonlocal last
+        nonlocal last, came_at
         asked_at = time.monotonic()
         try:
             came[donor] += await fetch(donor, piece)
-            came_at[donor] = time.monotonic()
-            took_s[donor].append(came_at[donor] - asked_at)
+            came_at = time.monotonic()
+            took_s[donor].append(came_at - asked_at)
+            failures[donor] = 0
         except (TransientError, RemoteError) as error:
-            if isinstance(error, TransientError) and came_at.get(donor, -math.inf) > asked_at and most[donor] > 1:
-                most[donor] = max(1, min(most[donor], busy[donor]) // 2)  # it lives: its line had too much to carry
+            failures[donor] += 1
+            lives = bool(took_s[donor]) or came_at > asked_at
+            if isinstance(error, TransientError) and lives and failures[donor] < MOST_FAILURES:
+                most[donor] = max(1, min(most[donor], busy[donor]) // 2)  # a line had too much to carry
             else:
                 failed.add(donor)
                 if isinstance(error, RemoteError):
@@ -77,8 +83,7 @@ async def from_donors(
         return sorted(there, key=lambda donor: busy[donor])
 
     def room(donor: PeerId, now: float) -> int:
-        rate = came[donor] / max(now - began[donor], 1e-3)
-        return min(most[donor], lanes_of(rate, most=MOST_LANES) if came[donor] else LEAST_LANES)
+        return min(most[donor], lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
 
     async def look_for_more(find: More) -> None:
         while True:
@@ -86,6 +91,7 @@ async def from_donors(
             for donor in set(await find((most.keys() - failed) | false)) - false:
                 log.info("%s gives pieces, too", donor[-6:])
                 failed.discard(donor)
+                failures[donor] = 0
                 most[donor], began[donor], came[donor] = MOST_LANES, time.monotonic(), 0
 
     def late() -> list[asyncio.Task[None]]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 import swarm.checkpoint.many_donors
-from swarm.checkpoint.many_donors import from_donors
+from swarm.checkpoint.many_donors import MOST_FAILURES, from_donors
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.transfers import LEAST_LANES, MOST_LANES
@@ -84,8 +84,8 @@ def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer(
         if stalled:
             most_after = max(most_after, under_way)
         try:
-            await asyncio.sleep(0.01 if piece else 0.1)
-            if not piece and not stalled:
+            await asyncio.sleep(0.1 if piece == 50 else 0.01)
+            if piece == 50 and not stalled:
                 stalled = True
                 raise TransientError("too little comes")
         finally:
@@ -95,6 +95,24 @@ def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer(
     asyncio.run(from_donors([FAST], range(200), fetch))
     assert stalled
     assert most_after < MOST_LANES
+
+
+def test_donors_whose_pieces_stall_in_turn_on_the_own_full_line_are_asked_again() -> None:
+    """On a line of 0.5 Mbit/s three donors gave 266 KB at a time: many were given up, and soon so were all three."""
+    asked, given = Counter[PeerId](), Counter[PeerId]()
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        asked[donor] += 1
+        await asyncio.sleep(0.01 * (1 + asked[donor] % 3))
+        if asked[donor] % 3 == 0 or donor == DEAD:
+            raise TransientError("too little comes")
+        given[donor] += 1
+        return 1 << 10
+
+    asyncio.run(from_donors([SLOW, DEAD, FAST], range(60), fetch))
+    assert given.total() == 60
+    assert min(given[SLOW], given[FAST]) > 15
+    assert asked[DEAD] <= MOST_FAILURES
 
 
 def test_who_was_cut_off_and_is_back_gives_again_and_who_gave_something_else_is_never_asked_again(
