@@ -37,9 +37,9 @@ async def from_donors(
 ) -> None:
     """Have all pieces here, in about this order, the first donors' first.
 
-    Each is asked for one at first, and for more as fast as they come. A donor that fails is asked no more, unless `more`
-    names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, until it has
-    failed `MOST_FAILURES` times running. Raises the last one's error when pieces are left and nobody is.
+    Each is asked for one at first, and for more as fast as they come. A donor that fails is asked no more, unless
+    `more` names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, until
+    it has failed `MOST_FAILURES` times running. Raises the last one's error when pieces are left and nobody is.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
     false = set[PeerId]()
