@@ -20,9 +20,8 @@ from swarm.core.ids import PeerId, Step
 
 LATE_TIMES = 1.25
 """A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
-joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
-
-
+joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more, and in the
+round after it whoever that was fetches this one's result as well."""
 BEHIND_SHARE = 0.25
 """Of the time while a round is behind, that in which something goes to one of them."""
 LONGEST_REST_S = 4.0
@@ -72,8 +71,9 @@ class Joiners:
         state = self._steps.open_step(Step(self._steps.version))
         if state is None or state.round is None or not state.round.is_closing:
             return False
-        roster = state.round.roster
-        if roster is not None and roster.left_out:
+        last = self._steps.context.results.get(int(self._steps.version) - 1)
+        rosters = (state.round.roster, last[0].roster if last is not None else None)
+        if any(roster is not None and roster.left_out for roster in rosters):
             return True
         usual_s, others = self._steps.usual_s, max(1, len(self._steps.chain.members) - 1)
         late_times = LATE_TIMES * (others + 1) / others

@@ -35,6 +35,12 @@ class FakeSteps:
     version: int = 7
     turned_at: float = 100.0
     usual_s: float | None = None
+    last_roster: FakeRoster = field(default_factory=FakeRoster)
+
+    @property
+    def context(self) -> Any:
+        last = type("Result", (), {"roster": self.last_roster})
+        return type("Context", (), {"results": {self.version - 1: (last, [])}})
 
     @property
     def chain(self) -> Any:
@@ -121,7 +127,7 @@ def test_joiners_share_the_lanes_of_one_and_members_wait_for_nobody(clock: Clock
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("why", ["it is late", "it has lost a contribution"])
+@pytest.mark.parametrize("why", ["it is late", "it has lost a contribution", "the one before it has"])
 def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> None:
     async def main() -> None:
         steps = FakeSteps()
@@ -131,8 +137,10 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
         assert not crowd.joiners.is_behind
         if why == "it is late":
             clock.now += 2 * 60.0 * (LATE_TIMES - 1) + 1
-        else:
+        elif why == "it has lost a contribution":
             steps.round.roster = FakeRoster(("who was cut off",))
+        else:
+            steps.last_roster = FakeRoster(("who was cut off",))
         assert crowd.joiners.is_behind
         crowd.ask(*[NEW] * 3, *[BACK] * 3)
         await settled()
@@ -146,7 +154,7 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
             crowd.joiners._begin()
             await settled()
             assert sorted(crowd.under_way) == under_way
-        steps.round, steps.turned_at = FakeRound(), clock.now
+        steps.round, steps.turned_at, steps.last_roster = FakeRound(), clock.now, FakeRoster()
         crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
         await settled()
         assert len(crowd.under_way) == LANES, "the round is over"
