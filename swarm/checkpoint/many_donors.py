@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
@@ -22,8 +22,8 @@ LOOK_FOR_MORE_S = 20.0
 """Between two looks for donors that were cut off and are back, or are new: a state is on its way for many minutes."""
 MOST_FAILURES = 4
 LATE_TIMES = 4.0
-"""At the end a piece is asked of another donor if the first has given none in so many times as long as one takes the
-other: what came of it is lost, and all the rest need not wait for a line that carries next to nothing."""
+"""At the end a piece is asked of another donor if the first has not given it in so many times as long as any took
+either: what came of it is lost, and all the rest need not wait for a line that carries next to nothing."""
 
 Piece = TypeVar("Piece")
 Fetch = Callable[[PeerId, Piece], Awaitable[int]]
@@ -38,16 +38,18 @@ async def from_donors(
     """Have all pieces here, in about this order, the first donors' first.
 
     Each is asked for one at first, and for more as fast as they come. A donor that fails is asked no more, unless
-    `more` names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, until
-    it has failed `MOST_FAILURES` times running. Raises the last one's error when pieces are left and nobody is.
+    `more` names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, and
+    one more each time that it gave so many, until it has failed `MOST_FAILURES` times running. Raises the last one's
+    error when pieces are left and nobody is.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
     false = set[PeerId]()
     """Who gave something else, or refused: nobody asks them again."""
-    took_s: defaultdict[PeerId, list[float]] = defaultdict(list)
-    failures = Counter[PeerId]()
+    slowest_s: dict[PeerId, float] = {}
+    """Of the pieces that a donor gave."""
+    failures, failed_at = Counter[PeerId](), dict[PeerId, float]()
     came_at = -math.inf
-    most = dict.fromkeys(donors, MOST_LANES)
+    most = dict.fromkeys(donors, float(MOST_LANES))
     began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
@@ -58,13 +60,16 @@ async def from_donors(
         try:
             came[donor] += await fetch(donor, piece)
             came_at = time.monotonic()
-            took_s[donor].append(came_at - asked_at)
+            slowest_s[donor] = max(came_at - asked_at, slowest_s.get(donor, 0.0))
             failures[donor] = 0
+            most[donor] = min(MOST_LANES, most[donor] + 1 / most[donor])
         except (TransientError, RemoteError) as error:
-            failures[donor] += 1
-            lives = bool(took_s[donor]) or came_at > asked_at
+            if asked_at >= failed_at.get(donor, -math.inf):  # what fails together has failed once
+                failures[donor] += 1
+                failed_at[donor] = time.monotonic()
+            lives = donor in slowest_s or came_at > asked_at
             if isinstance(error, TransientError) and lives and failures[donor] < MOST_FAILURES:
-                most[donor] = max(1, min(most[donor], busy[donor]) // 2)  # a line had too much to carry
+                most[donor] = max(1.0, min(most[donor], busy[donor]) // 2)  # a line had too much to carry
             else:
                 failed.add(donor)
                 if isinstance(error, RemoteError):
@@ -75,15 +80,15 @@ async def from_donors(
             busy[donor] -= 1
 
     def able() -> list[PeerId]:
-        """Who may be asked for one more; those first who have the fewest under way."""
+        """Who may be asked for one more; those first who did not fail, and have the fewest under way."""
         if len(running) >= MOST_OF_ALL:
             return []
         now = time.monotonic()
         there = [donor for donor in most if donor not in failed and busy[donor] < room(donor, now)]
-        return sorted(there, key=lambda donor: busy[donor])
+        return sorted(there, key=lambda donor: (failures[donor], busy[donor]))
 
     def room(donor: PeerId, now: float) -> int:
-        return min(most[donor], lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
+        return min(int(most[donor]), lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
 
     async def look_for_more(find: More) -> None:
         while True:
@@ -96,11 +101,15 @@ async def from_donors(
 
     def late() -> list[asyncio.Task[None]]:
         """What is under way while nothing is left to do, though somebody idle would have given it several times."""
-        idle = [max(took_s[donor]) for donor in able() if took_s[donor]]
+        idle = [slowest_s[donor] for donor in able() if donor in slowest_s]
         if todo or not idle:
             return []
-        due = time.monotonic() - max(LATE_TIMES * min(idle), LOOK_S)
-        return [task for task, (donor, _, asked_at) in running.items() if asked_at < due and not took_s[donor]]
+        now = time.monotonic()
+        return [
+            task
+            for task, (donor, _, asked_at) in running.items()
+            if now > asked_at + max(LATE_TIMES * max(min(idle), slowest_s.get(donor, 0.0)), LOOK_S)
+        ]
 
     looking = asyncio.ensure_future(look_for_more(more)) if more is not None else None
     try:

@@ -9,7 +9,8 @@ is what waits for that peer; where this machine's uplink is full, what waits for
 Each message under way has a connection of its own, and all share this machine's uplink. Together they are no more than
 its buffer holds the least that TCP keeps under way of: or they would lose one another's packets, and the packets of
 votes and reports most of all. A message to a peer whose line is much slower than others' fills none of that buffer: it
-goes beside the others, or two such would keep an uplink that carries no more nearly idle.
+goes beside the others, or two such would keep an uplink that carries no more nearly idle. Nor does one that hangs on
+its way to a peer that is silent.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import ReducedPart
-from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of, least_lanes
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of, least_lanes, longest_s
 from verification.round.papers import Bytes
 
 SHORTEST_BYTES = 32 << 10
@@ -86,6 +87,8 @@ UNKNOWN_BYTES_PER_S = 125_000.0
 """Of a line by which nothing was fetched yet."""
 NARROW = 4.0
 """A line is narrow that carries so many times less than the fastest, though this peer's uplink carries both."""
+HANGS_S = 10.0
+"""A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
 
@@ -178,6 +181,8 @@ class _Line:
     meter: Meter = field(default_factory=Meter)
     on_uplink: int = 0
     """Of its lanes, those that have a share of the uplink. Others go beside."""
+    began: int = 0
+    """As which of all lanes its newest one began."""
     is_over: bool = False
     """What is under way is to who is no member any more: it has no share of the uplink."""
 
@@ -196,6 +201,11 @@ class _Line:
 
     def is_below(self, bytes_per_s: float) -> bool:
         return self.meter.bytes_per_s is not None and self.meter.bytes_per_s < bytes_per_s
+
+    def longest_s(self, num_bytes: int) -> float:
+        """Seconds in which a message is surely there, unless it hangs."""
+        rate = self.meter.bytes_per_s or UNKNOWN_BYTES_PER_S
+        return longest_s(num_bytes, rate / max(1, self.meter.busy), floor_s=HANGS_S)
 
     @property
     def has_room(self) -> bool:
@@ -230,6 +240,32 @@ class Parcel:
         return [replace(self, body=one, fragment=Fragment(at, len(bodies))) for at, one in enumerate(bodies)]
 
 
+@dataclass(eq=False)
+class _Lane:
+    """To one peer; with a share of this machine's uplink, or beside what shares that."""
+
+    line: _Line
+    uplink: Meter
+    on_uplink: bool
+
+    def begin(self, now: float) -> None:
+        self.line.meter.begin(now)
+        if self.on_uplink:
+            self.line.on_uplink += 1
+            self.uplink.begin(now)
+
+    def leave_uplink(self, now: float) -> None:
+        """Its share is others' from now on."""
+        if self.on_uplink and not self.line.is_over:
+            self.line.on_uplink -= 1
+            self.uplink.end(now)
+        self.on_uplink = False
+
+    def end(self, now: float) -> None:
+        self.line.meter.end(now)
+        self.leave_uplink(now)
+
+
 Send = Callable[[PeerId, list[Parcel]], Awaitable[int]]
 """The bytes that went: none where nobody wants them any more."""
 
@@ -254,6 +290,7 @@ class Outbox:
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
         self._uplink = Meter(moved=moved)
+        self._begun = 0
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
@@ -278,26 +315,31 @@ class Outbox:
         self._begin()
 
     def _begin(self) -> None:
-        """One lane more, if there is room for it: to the peer that has the fewest, narrow lines last. Each of these has
-        one beside, and more only where the uplink has room for others all the same."""
+        """One lane more, if there is room for it: to the peer that has the fewest, and of these to the one that waits
+        longest; narrow lines last. Each of these has one beside, and more only where the uplink has room for others
+        all the same."""
         below = self._narrow_below
-        able = [(line.is_below(below), line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
-        for is_narrow, busy, peer in able:
+        able = [
+            (line.is_below(below), line.meter.busy, line.began, peer)
+            for peer, line in self._lines.items()
+            if line.has_room
+        ]
+        for is_narrow, busy, _, peer in able:
             if is_narrow and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
         able = [one for one in able if self._lines[one[-1]].has_room]
         if able:
-            is_narrow, _, peer = min(able)
+            is_narrow, *_, peer = min(able)
             if self._has_room(self._uplink.busy + 1 + (LEAST_LANES if is_narrow else 0)):
                 self._begin_lane(peer, on_uplink=True)
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
-        line, now = self._lines[peer], time.monotonic()
-        line.meter.begin(now)
-        if on_uplink:
-            line.on_uplink += 1
-            self._uplink.begin(now)
-        self._spawn(self._send_waiting(peer, line, on_uplink=on_uplink))
+        line = self._lines[peer]
+        self._begun += 1
+        line.began = self._begun
+        lane = _Lane(line, self._uplink, on_uplink)
+        lane.begin(time.monotonic())
+        self._spawn(self._send_waiting(peer, lane))
 
     @property
     def _narrow_below(self) -> float:
@@ -324,38 +366,52 @@ class Outbox:
         waiting_bytes = sum(other.waiting_bytes for other in self._lines.values())
         return min(line.pace.message_bytes, max(own, waiting_bytes // (2 * self.uplink_lanes)))
 
-    def _stays(self, line: _Line, *, on_uplink: bool) -> bool:
-        """Whether a lane of this peer goes on, and none is due to another."""
-        below = self._narrow_below
+    def _stays(self, lane: _Lane) -> bool:
+        """Whether a lane goes on, and none is due to another peer."""
+        line, below = lane.line, self._narrow_below
         is_narrow = line.is_below(below)
-        if not on_uplink:
+        if not lane.on_uplink:
             return is_narrow
         others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
         if is_narrow and others:
             return False
+        if 0 in others and not self._has_room(self._uplink.busy + 1):
+            return False
         fewest = min(others, default=line.meter.busy)
         return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._uplink.busy)
 
-    async def _send_waiting(self, peer: PeerId, line: _Line, *, on_uplink: bool) -> None:
+    async def _send_waiting(self, peer: PeerId, lane: _Lane) -> None:
+        line = lane.line
         try:
             while together := _take(line, self._next_bytes(line)):
                 self._begin()  # of what was cut, the other fragments go beside the first
-                num_bytes, now = await self._send(peer, together), time.monotonic()
+                num_bytes, now = await self._send_off(peer, together, lane), time.monotonic()
                 if line.is_over:
                     break
                 line.meter.gone(num_bytes, now)
-                if on_uplink:
+                if lane.on_uplink:
                     self._uplink.gone(num_bytes, now)
-                if not self._stays(line, on_uplink=on_uplink):
+                if not self._stays(lane):
                     break
                 self._begin()
         finally:
-            line.meter.end(time.monotonic())
+            lane.end(time.monotonic())
             if not line.is_over:
-                if on_uplink:
-                    line.on_uplink -= 1
-                    self._uplink.end(time.monotonic())
                 self._begin()
+
+    async def _send_off(self, peer: PeerId, together: list[Parcel], lane: _Lane) -> int:
+        """The bytes that went. Should they hang, others have this lane's share of the uplink."""
+
+        def hangs() -> None:
+            lane.leave_uplink(time.monotonic())
+            self._begin()
+
+        due_s = lane.line.longest_s(sum(len(one.body) for one in together))
+        hanging = asyncio.get_running_loop().call_later(due_s, hangs)
+        try:
+            return await self._send(peer, together)
+        finally:
+            hanging.cancel()
 
 
 def _take(line: _Line, at_most: int) -> list[Parcel]:

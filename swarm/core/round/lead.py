@@ -203,9 +203,14 @@ class RoundLead:
         has a slow line: its word says nothing of theirs."""
         left_out = {*self.leave_out, *(one.peer_id for one in roster.left_out)}
         said = Counter(reducer for lacks in self._lacks.values() for reducer in lacks)
-        unheard = left_out | {reducer for reducer, count in said.items() if 2 * count >= len(roster.contributions)}
-        lacked = {peer for peer, lacks in self._lacks.items() if lacks.keys() - unheard}
+        unheard = left_out | {reducer for reducer, count in said.items() if not self._are_few(count, reducer, roster)}
+        members, is_more_than_liars = self.facts.members, self.facts.election.is_more_than_liars
+        lacked = {peer for peer, lacks in self._lacks.items() if is_more_than_liars(lacks.keys() - unheard, members)}
         return {*left_out, *lacked, *self.facts.late}
+
+    def _are_few(self, count: int, reducer: PeerId, roster: Roster) -> bool:
+        """Of those whose contributions the reducer gets."""
+        return 2 * count < len(roster.contributors[roster.cohort_of[reducer]])
 
     def _signed_result(self, result: Result) -> Result:
         return replace(result, signature=self.sign(result.signed_bytes()))
@@ -341,7 +346,8 @@ class RoundLead:
         for part in self.reduction.parts.unreduced(roster):
             reducer = roster.combiner_of(part)
             said_at, num_lacked = self._awaits.get(reducer, (-math.inf, 0))
-            waits = now <= said_at + 2 * self.facts.phase_s and 0 < 2 * num_lacked < len(roster.contributions)
+            waits = now <= said_at + 2 * self.facts.phase_s
+            waits = waits and num_lacked > 0 and self._are_few(num_lacked, reducer, roster)
             if waits and self._spared.setdefault(reducer, now) == now:
                 self._most_reduced_at = now
             elif reducer != self.me:

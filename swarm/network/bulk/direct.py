@@ -16,6 +16,7 @@ names, the session and a nonce of either end, so that nothing recorded can be pl
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
 import weakref
@@ -55,10 +56,12 @@ WORTH_WAITING_S = 1.0
 MOST_PLACES = 3
 """At which a peer is tried, one after the other."""
 _AGAIN_S, _AGAIN_IF_FULL_S = 120.0, 20.0
-"""A peer that could not be dialled is tried again after this long, when it is worth it; sooner if nothing answered: a
-full line loses the packets of a handshake, too."""
+"""A peer that could not be dialled is tried again after this long, when it is worth it; sooner if it was reached before
+and does not answer: a full line loses the packets of a handshake, too."""
 _SILENT_S = 30.0
 """A way that has led to a peer is kept for so long though nothing answers on it."""
+_UNHEARD_S = 1.0
+"""Of a dial that was cut short: so long without an answer is silence."""
 _MOST_SESSIONS = 1024
 _UNUSED_S = 120.0
 """An offer that nobody came for ends then; after a first connection it holds for `_USED_S` past the last one."""
@@ -153,13 +156,31 @@ class DirectListener:
 
 @dataclass
 class _Way:
-    """That has led to a peer."""
+    """That has led to a peer. Times are the event loop's."""
 
     offer: DirectOffer
     host: str
+    answered_at: float = -math.inf
     silent_since: float | None = None
-    rests_until: float = 0.0
-    """Calls do not wait for it meanwhile: where only this way is closed, they go by p2pd."""
+    silent_at: float = -math.inf
+    """When a dial was last given up."""
+
+    def answered(self, now: float) -> None:
+        self.answered_at, self.silent_since = now, None
+
+    def silent(self, began: float, now: float) -> None:
+        """A dial that began then was not answered, nor another one since."""
+        if self.answered_at < began:
+            if self.silent_since is None or now > self.silent_at + _SILENT_S:
+                self.silent_since = began
+            self.silent_at = now
+
+    def is_tried(self, now: float, *, for_bulk: bool) -> bool:
+        """While it is silent calls go by p2pd, but for one that brings bulk, now and then."""
+        return self.silent_since is None or (for_bulk and now >= self.silent_at + CONNECT_S)
+
+    def is_lost(self, now: float) -> bool:
+        return self.silent_since is not None and now >= self.silent_since + _SILENT_S
 
 
 class DirectDialler:
@@ -225,24 +246,27 @@ class DirectDialler:
             if peer_id in self._relayed:
                 await asyncio.wait({asking}, timeout=min(PUNCH_WORTH_WAITING_S, timeout_s / 2) - WORTH_WAITING_S)
 
-    async def open(self, peer_id: PeerId) -> SealedSocket | None:
+    async def open(self, peer_id: PeerId, *, for_bulk: bool = True) -> SealedSocket | None:
         """A new direct connection; None where there is no way, none any more, or nothing answers for now."""
-        loop = asyncio.get_running_loop()
-        known, began = self._known.get(peer_id), loop.time()
-        if known is None or began < known.rests_until:
+        now = asyncio.get_running_loop().time
+        way, began = self._known.get(peer_id), now()
+        if way is None or not way.is_tried(began, for_bulk=for_bulk):
             return None
         try:
-            stream = await _dial(known.offer, known.host, caller=self._me, callee=peer_id)
+            stream = await _dial(way.offer, way.host, caller=self._me, callee=peer_id)
+        except asyncio.CancelledError:
+            if now() >= began + _UNHEARD_S:  # a short call has less time than a dial
+                way.silent(began, now())
+            raise
         except TimeoutError as error:
-            known.silent_since = known.silent_since or began
-            known.rests_until = loop.time() + CONNECT_S
-            if loop.time() >= known.silent_since + _SILENT_S:
+            way.silent(began, now())
+            if way.is_lost(now()):
                 self._give_up(peer_id, error)
             return None
         except (OSError, EOFError) as error:
             self._give_up(peer_id, error)
             return None
-        known.silent_since = None
+        way.answered(now())
         self._open.add(stream)
         return stream
 
@@ -297,9 +321,9 @@ class DirectDialler:
 
     def _give_up(self, peer_id: PeerId, error: Exception) -> None:
         logger.debug("%s is called through p2pd: %s", peer_id, error)
-        self._known.pop(peer_id, None)
+        was_known = self._known.pop(peer_id, None) is not None
         self._again_at.pop(peer_id, None)
-        again_s = _AGAIN_IF_FULL_S if isinstance(error, TimeoutError | TransientError) else _AGAIN_S
+        again_s = _AGAIN_IF_FULL_S if was_known and isinstance(error, TimeoutError) else _AGAIN_S
         self._again_at[peer_id] = asyncio.get_running_loop().time() + again_s
         if len(self._again_at) > _MOST_SESSIONS:
             self._again_at.popitem(last=False)

@@ -105,30 +105,13 @@ async def read_request_head(stream: Stream) -> RequestHead:
 
 
 async def read_first_head(stream: Stream, *, window_s: float) -> RequestHead:
-    """Of the first request on a stream, for as long as more of it comes: a sealed one gives nothing of a record before
-    it is here whole, which on a slow line takes longer than `window_s`.
+    """Of the first request on a stream, for as long as enough of it comes (`swarm.core.transfers`): a sealed one gives
+    nothing of a record before it is here whole, which on a slow line takes longer than `window_s`.
 
-    Raises TimeoutError when nothing comes any more, and else as `read_request_head`.
+    Raises TimeoutError when too little comes, and else as `read_request_head`.
     """
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + shared_longest_s(RECORD_BYTES, floor_s=window_s)
-    came = 0
-    looking: asyncio.TimerHandle | None = None
-    async with asyncio.timeout(window_s) as deadline:
-
-        def look() -> None:
-            nonlocal came, looking
-            before, came = came, waiting_bytes(stream)
-            if came > before and not deadline.expired():
-                deadline.reschedule(min(loop.time() + window_s, give_up_at))
-            looking = loop.call_later(window_s / LOOKS, look)
-
-        look()
-        try:
-            return await read_request_head(stream)
-        finally:
-            if looking is not None:
-                looking.cancel()
+    async with _alive(RECORD_BYTES, window_s, lambda: waiting_bytes(stream)):
+        return await read_request_head(stream)
 
 
 async def read_reply_head(stream: Stream) -> ReplyHead:

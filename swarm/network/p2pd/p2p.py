@@ -383,7 +383,7 @@ class P2PTransport:
     # The calling side.
 
     async def _open_stream(self, peer_id: PeerId, within_s: float) -> Stream:
-        stream: Stream | None = await self._direct.open(peer_id)
+        stream: Stream | None = await self._direct.open(peer_id, for_bulk=within_s == math.inf)
         if stream is None:
             stream = await self._punched_stream(peer_id, within_s)
         return stream or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)

@@ -326,6 +326,51 @@ def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_t
     asyncio.run(main())
 
 
+def test_with_one_lane_peers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was served until nothing waited for it, and the last one heard nothing for minutes."""
+    peers = [ONE, OTHER, PeerId("third")]
+
+    async def main() -> None:
+        wire = Wire()
+        for peer in peers:
+            await measured(wire, 12_500.0, monkeypatch, peer=peer)
+        for number in range(4):
+            for peer in peers:
+                wire.outbox.put(peer, parcel(number, SHORTEST_BYTES))
+        await wire.finished()
+        to = [peer for peer, _ in wire.sent]
+        assert all(set(to[at : at + 3]) == set(peers) for at in range(0, len(to) - 2, 3)), to
+
+    asyncio.run(main())
+
+
+def test_what_hangs_on_the_way_to_a_silent_member_gives_back_its_share_of_the_uplink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one lane of a slow line waited for a member that was cut off, and nobody else was sent anything."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 12_500.0, monkeypatch)
+        wire.open.clear()
+        monkeypatch.setattr(outbox, "HANGS_S", 0.05)
+        for number in range(4):
+            wire.outbox.put(OTHER, parcel(number, 100))
+        await settled()
+        wire.outbox.put(ONE, parcel(4, 100))
+        await settled()
+        assert [peer for peer, _ in wire.sent] == [OTHER]
+        await asyncio.sleep(0.2)
+        assert [peer for peer, _ in wire.sent][1] == ONE
+        lanes = wire.outbox.uplink_lanes
+        assert wire.outbox._uplink.busy <= lanes
+        await wire.finished()
+        assert wire.outbox._uplink.busy == 0, "each share is given back once"
+        assert sorted(number for _, parcels in wire.sent for number in numbers(parcels)) == [0, 1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
 def test_a_line_that_was_fast_is_not_given_long_messages_before_it_is_known_to_be_fast_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -373,7 +374,7 @@ def test_a_way_on_which_nothing_answers_for_a_moment_is_kept_and_a_closed_one_is
                 assert two.a._direct.knows(two.b.peer_id) == is_kept
             assert dialling.await_count == 1, "the next call does not wait for it"
             if is_kept:
-                two.a._direct._known[two.b.peer_id].rests_until = 0.0
+                two.a._direct._known[two.b.peer_id].silent_at = -math.inf
             monkeypatch.setattr(direct, "_dial", dial)
             two.a._idle.drop(two.b.peer_id)
             assert await two.echo() == BULK
