@@ -1,11 +1,10 @@
 """Turns of those who catch up with a stage: what a donor's uplink carries to them, beside the round it is a member of.
 
-Who joins is as good as one member more, and takes as many lanes as the donor's uplink has for one. Where several do,
-they share them: a stage of three of which one is new and one comes back would else have a third of its two remaining
-members' lines left for its rounds. And while a round is behind, each is sent one message at a time, with a rest after
-it: all others wait for the round, and who joins for nothing that will not come a little later. Without the rest one
-long message after another, on a warm connection, had four fifths of an uplink beside sixteen lanes of a round's short
-ones, whose connections know the line less well.
+All of them together are as good as one member more, and so is what they are sent: while a round fills the uplink, of m
+members each has an m-th of it for them, in bytes. (By lanes they had more, for one long message after another goes over
+connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
+four fifths by one lane against sixteen.) While a round is behind they have a quarter of that: all others wait for the
+round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
 """
 
 import asyncio
@@ -13,51 +12,66 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
+from swarm.core.transfers import PIECE_BYTES
 
 LATE_TIMES = 1.25
 """A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
-joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more, and in the
-round after it whoever that was fetches this one's result as well."""
+joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
 BEHIND_SHARE = 0.25
-"""Of the time while a round is behind, that in which something goes to one of them."""
-LONGEST_REST_S = 4.0
-"""Who takes longer for a message has a slow line itself, and fills no uplink."""
+"""Of what else is theirs, while a round is behind."""
+LOOK_S = 0.25
+"""Between two looks whether a round still wants the uplink, while somebody waits for it."""
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Of one answer."""
+
+    peer: PeerId
+    place: asyncio.Future[None]
+    num_bytes: int = PIECE_BYTES
+    """Once it is known; before, as many as most have."""
+    is_known: bool = False
 
 
 class Joiners:
     """Who is no member, and has or waits for an answer with bulk."""
 
-    def __init__(self, steps: StageSteps, lanes: Callable[[], int]) -> None:
-        """`lanes`: as many as this peer's uplink has for one peer."""
+    def __init__(self, steps: StageSteps, lanes: Callable[[], int], wanted: Callable[[], float | None]) -> None:
+        """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want them
+        all; None while they leave some."""
         self._steps = steps
         self._lanes = lanes
+        self._wanted = wanted
         self._busy: Counter[PeerId] = Counter()
-        self._waiting: list[tuple[PeerId, asyncio.Future[None]]] = []
-        self._rest_until: dict[PeerId, float] = {}
+        self._waiting: list[_Turn] = []
+        self._ahead_bytes, self._ahead_at = 0.0, 0.0
+        """By so much they had more than theirs, then."""
+        self._looking: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
-        """Whose answer goes next. Members wait for nobody."""
+    async def turn(self, peer: PeerId) -> AsyncIterator[Callable[[int], None]]:
+        """Whose answer goes next; gives what is to be told how long that is. Members wait for nobody."""
         if peer in self._steps.chain.members:
-            yield
+            yield lambda num_bytes: None
             return
-        place, begun_at = asyncio.get_running_loop().create_future(), time.monotonic()
-        self._waiting.append((peer, place))
+        turn = _Turn(peer, asyncio.get_running_loop().create_future())
+        self._waiting.append(turn)
         self._begin()
         try:
-            await place
-            begun_at = time.monotonic()
-            yield
+            await turn.place
+            yield lambda num_bytes: self._is_known(turn, num_bytes)
         finally:
-            if place.cancelled():
-                self._waiting.remove((peer, place))
+            if turn.place.cancelled():
+                self._waiting.remove(turn)
             else:
-                if self.is_behind:
-                    self._rest(peer, time.monotonic() - begun_at)
+                if not turn.is_known:
+                    self._is_known(turn, 0)
                 self._busy -= Counter([peer])  # which forgets whoever has none
             self._begin()
 
@@ -71,31 +85,49 @@ class Joiners:
         state = self._steps.open_step(Step(self._steps.version))
         if state is None or state.round is None or not state.round.is_closing:
             return False
-        last = self._steps.context.results.get(int(self._steps.version) - 1)
-        rosters = (state.round.roster, last[0].roster if last is not None else None)
-        if any(roster is not None and roster.left_out for roster in rosters):
+        roster = state.round.roster
+        if roster is not None and roster.left_out:
             return True
         usual_s, others = self._steps.usual_s, max(1, len(self._steps.chain.members) - 1)
         late_times = LATE_TIMES * (others + 1) / others
         return usual_s is not None and time.monotonic() > self._steps.turned_at + late_times * usual_s
 
-    def _rest(self, peer: PeerId, took_s: float) -> None:
-        """Its last answer took so long: its next one waits, while a round is behind."""
-        sharing = len({*self._busy, *(other for other, _ in self._waiting)})
-        rest_s = min(LONGEST_REST_S, took_s * (sharing / BEHIND_SHARE - 1))
-        self._rest_until[peer] = time.monotonic() + rest_s
-        asyncio.get_running_loop().call_later(rest_s, self._begin)
+    @property
+    def _bytes_per_s(self) -> float | None:
+        """Of all answers together; None: as many as there are lanes."""
+        wanted = self._wanted()
+        if wanted is None:
+            return None
+        return wanted / len(self._steps.chain.members) * (BEHIND_SHARE if self.is_behind else 1.0)
+
+    def _is_known(self, turn: _Turn, num_bytes: int) -> None:
+        self._ahead_bytes += num_bytes - turn.num_bytes
+        turn.num_bytes, turn.is_known = num_bytes, True
+
+    def _is_ahead(self) -> bool:
+        """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as
+        is theirs between two looks."""
+        now, rate = time.monotonic(), self._bytes_per_s
+        since_s, self._ahead_at = now - self._ahead_at, now
+        self._ahead_bytes = 0.0 if rate is None else max(-rate * LOOK_S, self._ahead_bytes - rate * since_s)
+        return self._ahead_bytes > 0
 
     def _begin(self) -> None:
         """All who may go, those first who have the fewest under way. Each has one lane, whoever else takes others."""
-        now, is_behind = time.monotonic(), self.is_behind
-        most = 0 if is_behind else self._lanes()
-        self._rest_until = {peer: until for peer, until in self._rest_until.items() if is_behind and until > now}
-        while waiting := [one for one in self._waiting if not one[1].done() and one[0] not in self._rest_until]:
-            first = min(waiting, key=lambda one: self._busy[one[0]])
-            peer, place = first
-            if self._busy[peer] and self._busy.total() >= most:
+        most = self._lanes()
+        while waiting := [one for one in self._waiting if not one.place.done()]:
+            turn = min(waiting, key=lambda one: self._busy[one.peer])
+            if self._busy[turn.peer] and self._busy.total() >= most:
                 return
-            self._busy[peer] += 1
-            self._waiting.remove(first)
-            place.set_result(None)
+            if self._is_ahead():
+                self._look_again()
+                return
+            self._busy[turn.peer] += 1
+            self._waiting.remove(turn)
+            self._ahead_bytes += turn.num_bytes
+            turn.place.set_result(None)
+
+    def _look_again(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._begin)

@@ -86,7 +86,9 @@ class PartExchange:
         self._reductions = steps.context.reductions
         traffic = self._context.transport.traffic
         self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
-        self.joiners = Joiners(steps, lambda: min(MOST_LANES, self._outbox.uplink_lanes))
+        self.joiners = Joiners(
+            steps, lambda: min(MOST_LANES, self._outbox.uplink_lanes), lambda: self._outbox.wanted_bytes_per_s
+        )
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()

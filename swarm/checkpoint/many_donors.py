@@ -67,10 +67,9 @@ async def from_donors(
             if asked_at >= failed_at.get(donor, -math.inf):  # what fails together has failed once
                 failures[donor] += 1
                 failed_at[donor] = time.monotonic()
-            lives = donor in slowest_s or came_at > asked_at
-            if isinstance(error, TransientError) and lives and failures[donor] < MOST_FAILURES:
                 most[donor] = max(1.0, min(most[donor], busy[donor]) // 2)  # a line had too much to carry
-            else:
+            lives = donor in slowest_s or came_at > asked_at
+            if not isinstance(error, TransientError) or not lives or failures[donor] >= MOST_FAILURES:
                 failed.add(donor)
                 if isinstance(error, RemoteError):
                     false.add(donor)
@@ -99,17 +98,15 @@ async def from_donors(
                 failures[donor] = 0
                 most[donor], began[donor], came[donor] = MOST_LANES, time.monotonic(), 0
 
-    def late() -> list[asyncio.Task[None]]:
-        """What is under way while nothing is left to do, though somebody idle would have given it several times."""
-        idle = [slowest_s[donor] for donor in able() if donor in slowest_s]
-        if todo or not idle:
-            return []
-        now = time.monotonic()
-        return [
-            task
-            for task, (donor, _, asked_at) in running.items()
-            if now > asked_at + max(LATE_TIMES * max(min(idle), slowest_s.get(donor, 0.0)), LOOK_S)
-        ]
+    def late() -> asyncio.Task[None] | None:
+        """What is under way, nothing else being left, though another who is idle would have given it several times."""
+        idle_s = {donor: slowest_s[donor] for donor in able() if donor in slowest_s}
+        for task, (donor, _, asked_at) in running.items() if not todo else ():
+            others_s = [slowest for other, slowest in idle_s.items() if other != donor]
+            least_s = max(min(others_s, default=math.inf), slowest_s.get(donor, 0.0))
+            if time.monotonic() > asked_at + max(LATE_TIMES * least_s, LOOK_S):
+                return task
+        return None
 
     looking = asyncio.ensure_future(look_for_more(more)) if more is not None else None
     try:
@@ -126,11 +123,11 @@ async def from_donors(
                 task.result()
             if looking is not None and looking.done():
                 looking.result()
-            for task in late():
-                donor, piece, _ = running.pop(task)
+            if (overdue := late()) is not None:
+                donor, piece, _ = running.pop(overdue)
                 failed.add(donor)
                 todo.append(piece)
-                task.cancel()
+                overdue.cancel()
     finally:
         under_way = [*running, *([looking] if looking is not None else [])]
         for task in under_way:

@@ -14,7 +14,7 @@ from swarm.core.audit.recomputed import audits_of_a_part
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
-from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, bytes_per_s, lanes_of, longest_s
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, bytes_per_s, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -25,9 +25,6 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-CHUNK_WEIGHT = 1.4
-"""Of a line that both keep full, a chunk's transfer takes so many times what one of a round's messages does: these wait
-for an answer in between (`benchmarks.big_stage` with `--cut-s 0`)."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -625,14 +622,10 @@ def _plan_stage(
 
 
 def joiner_share(assumptions: Assumptions) -> float:
-    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, and
-    steps last so much longer."""
-    rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
-    if not receivers:
-        return MOST_JOINS_SHARE
-    sends = lanes_of(rate, most=MOST_LANES * receivers)
-    joins = lanes_of(rate, most=MOST_LANES)
-    return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: as one member more (`peer.round.joiners`),
+    and steps last so much longer."""
+    peers = assumptions.peers_per_stage
+    return 1 / peers if peers > 1 else MOST_JOINS_SHARE
 
 
 def beside_a_joiner_s(undisturbed_s: float, part: StagePlan, assumptions: Assumptions) -> float:

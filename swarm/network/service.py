@@ -39,7 +39,7 @@ class ServiceLimits:
 class Service:
     handler: Handler
     max_body_bytes: int
-    turn: Turn = field(default=lambda _: contextlib.nullcontext())
+    turn: Turn = field(default=lambda _: contextlib.nullcontext(lambda _: None))
 
 
 class Services:
@@ -138,12 +138,14 @@ async def ask(
     Raises only RemoteError and TransientError.
     """
     try:
-        await turn.enter_async_context(service.turn(peer_id))
+        will_go = await turn.enter_async_context(service.turn(peer_id))
         reply = await service.handler(peer_id, request)
         meta = pack(reply.meta)
         if len(meta) > MAX_META_BYTES:
             raise LocalError(f"{method}: an answer's meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}")
-        return meta, byte_view(reply.body)
+        body = byte_view(reply.body)
+        will_go(len(meta) + len(body))
+        return meta, body
     except RemoteError:
         raise
     except (LocalError, TransientError) as error:

@@ -43,8 +43,9 @@ RemoteError or TransientError respectively; any other exception is logged here a
 TransientError without its text.
 """
 
-Turn = Callable[[PeerId], AbstractAsyncContextManager[None]]
-"""What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go."""
+Turn = Callable[[PeerId], AbstractAsyncContextManager[Callable[[int], None]]]
+"""What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go; it gives
+what is told of how many bytes that has, before it goes."""
 
 
 class Way(Enum):

@@ -134,6 +134,12 @@ class Meter:
         if not self.busy:
             self._measure(now)
 
+    def hangs(self, now: float) -> None:
+        """One message less that nothing was heard of: the time that it took tells nothing of the line."""
+        self.busy -= 1
+        self._busy_since, self._sent_bytes = now, 0
+        self._moved_before = self.moved() if self.moved is not None else 0
+
     def _measure(self, now: float) -> None:
         """It has nothing to send any more, or has sent for long."""
         is_long = now >= self._busy_since + LOOK_AFTER_S
@@ -254,16 +260,18 @@ class _Lane:
             self.line.on_uplink += 1
             self.uplink.begin(now)
 
-    def leave_uplink(self, now: float) -> None:
-        """Its share is others' from now on."""
+    def hangs(self, now: float) -> None:
+        """Its share of the uplink is others' from now on."""
         if self.on_uplink and not self.line.is_over:
             self.line.on_uplink -= 1
-            self.uplink.end(now)
+            self.uplink.hangs(now)
         self.on_uplink = False
 
     def end(self, now: float) -> None:
         self.line.meter.end(now)
-        self.leave_uplink(now)
+        if self.on_uplink and not self.line.is_over:
+            self.line.on_uplink -= 1
+            self.uplink.end(now)
 
 
 Send = Callable[[PeerId, list[Parcel]], Awaitable[int]]
@@ -311,7 +319,7 @@ class Outbox:
             line.waiting.clear()
             line.waiting_bytes, line.is_over = 0, True
             for _ in range(line.on_uplink):
-                self._uplink.end(now)
+                self._uplink.hangs(now)
         self._begin()
 
     def _begin(self) -> None:
@@ -352,6 +360,13 @@ class Outbox:
         rate = self._uplink.bytes_per_s
         return self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL)
 
+    @property
+    def wanted_bytes_per_s(self) -> float | None:
+        """That the uplink carries, while something goes that fills it; None: nothing does, or nobody knows how many."""
+        below = self._narrow_below
+        is_full = any(line.on_uplink and not line.is_below(below) for line in self._lines.values())
+        return self._uplink.bytes_per_s if is_full else None
+
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         return lanes <= self.uplink_lanes
@@ -371,7 +386,7 @@ class Outbox:
         line, below = lane.line, self._narrow_below
         is_narrow = line.is_below(below)
         if not lane.on_uplink:
-            return is_narrow
+            return is_narrow and line.meter.busy <= line.on_uplink + 1
         others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
         if is_narrow and others:
             return False
@@ -403,7 +418,7 @@ class Outbox:
         """The bytes that went. Should they hang, others have this lane's share of the uplink."""
 
         def hangs() -> None:
-            lane.leave_uplink(time.monotonic())
+            lane.hangs(time.monotonic())
             self._begin()
 
         due_s = lane.line.longest_s(sum(len(one.body) for one in together))

@@ -176,8 +176,8 @@ class _Way:
             self.silent_at = now
 
     def is_tried(self, now: float, *, for_bulk: bool) -> bool:
-        """While it is silent calls go by p2pd, but for one that brings bulk, now and then."""
-        return self.silent_since is None or (for_bulk and now >= self.silent_at + CONNECT_S)
+        """While it is silent calls go by p2pd, but for one now and then, sooner if it brings bulk."""
+        return self.silent_since is None or now >= self.silent_at + (CONNECT_S if for_bulk else _SILENT_S)
 
     def is_lost(self, now: float) -> bool:
         return self.silent_since is not None and now >= self.silent_since + _SILENT_S
@@ -203,6 +203,8 @@ class DirectDialler:
         self._places = places
         self._known: OrderedDict[PeerId, _Way] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._reached: OrderedDict[PeerId, None] = OrderedDict()
+        """Whom a way has led to, if none may lead there now."""
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
         self._carried: OrderedDict[PeerId, int] = OrderedDict()
         """By p2pd, in calls each of which was worth no offer."""
@@ -258,13 +260,13 @@ class DirectDialler:
             if now() >= began + _UNHEARD_S:  # a short call has less time than a dial
                 way.silent(began, now())
             raise
-        except TimeoutError as error:
-            way.silent(began, now())
-            if way.is_lost(now()):
+        except (OSError, EOFError, TimeoutError) as error:
+            is_silent = isinstance(error, TimeoutError)
+            if is_silent:
+                way.silent(began, now())
+            # Of several dials at a time the first to end has done it.
+            if self._known.get(peer_id) is way and (way.is_lost(now()) or not is_silent):
                 self._give_up(peer_id, error)
-            return None
-        except (OSError, EOFError) as error:
-            self._give_up(peer_id, error)
             return None
         way.answered(now())
         self._open.add(stream)
@@ -304,9 +306,11 @@ class DirectDialler:
             self._give_up(peer_id, error)
             return False
         self._known[peer_id] = _Way(offer, host)
+        self._reached[peer_id] = None
         self._on_known(peer_id)
-        if len(self._known) > _MOST_SESSIONS:
-            self._known.popitem(last=False)
+        for newest in (self._known, self._reached):
+            if len(newest) > _MOST_SESSIONS:
+                newest.popitem(last=False)
         return True
 
     async def _first_that_answers(self, offer: DirectOffer, hosts: Sequence[str], peer_id: PeerId) -> str:
@@ -321,9 +325,10 @@ class DirectDialler:
 
     def _give_up(self, peer_id: PeerId, error: Exception) -> None:
         logger.debug("%s is called through p2pd: %s", peer_id, error)
-        was_known = self._known.pop(peer_id, None) is not None
+        self._known.pop(peer_id, None)
         self._again_at.pop(peer_id, None)
-        again_s = _AGAIN_IF_FULL_S if was_known and isinstance(error, TimeoutError) else _AGAIN_S
+        is_silent = isinstance(error, TimeoutError | TransientError)
+        again_s = _AGAIN_IF_FULL_S if is_silent and peer_id in self._reached else _AGAIN_S
         self._again_at[peer_id] = asyncio.get_running_loop().time() + again_s
         if len(self._again_at) > _MOST_SESSIONS:
             self._again_at.popitem(last=False)

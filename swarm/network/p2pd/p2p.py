@@ -189,7 +189,8 @@ class P2PTransport:
                     await self._direct.found_out(peer_id, timeout_s)
                 # What a punch begins by has no time to lose: half of its way is waited for.
                 within_s = math.inf if is_bulk else 0.0 if method in (PUNCH, GO) else SMALL_TALK_WAITS_S
-                stream = self._idle.take(peer_id) or await self._open_stream(peer_id, within_s)
+                brings_some = max(request_bytes, max_body_bytes) >= WORTH_PUNCHING_BYTES
+                stream = self._idle.take(peer_id) or await self._open_stream(peer_id, within_s, for_bulk=brings_some)
                 if is_bulk and not (self.relay_carries_bulk or isinstance(stream, SealedSocket)):
                     await self._spare_relay(peer_id)
             phase = "sending and waiting"
@@ -382,8 +383,8 @@ class P2PTransport:
 
     # The calling side.
 
-    async def _open_stream(self, peer_id: PeerId, within_s: float) -> Stream:
-        stream: Stream | None = await self._direct.open(peer_id, for_bulk=within_s == math.inf)
+    async def _open_stream(self, peer_id: PeerId, within_s: float, *, for_bulk: bool) -> Stream:
+        stream: Stream | None = await self._direct.open(peer_id, for_bulk=for_bulk)
         if stream is None:
             stream = await self._punched_stream(peer_id, within_s)
         return stream or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)

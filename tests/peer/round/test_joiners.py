@@ -1,4 +1,4 @@
-"""Who joins shares one member's lanes of a donor's uplink; while a round is behind, each has one."""
+"""Who joins shares one member's part of a donor's uplink, and less while a round is behind."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -7,13 +7,16 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LONGEST_REST_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LOOK_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
+from swarm.core.transfers import PIECE_BYTES
 
-MEMBER, NEW, BACK, THIRD = map(PeerId, ("member", "new", "back", "third"))
+MEMBER, ME, NEW, BACK, THIRD = map(PeerId, ("member", "me", "new", "back", "third"))
 LANES = 4
+MOST_A_LOOK = 20
+"""Answers that one lane has gone through meanwhile."""
 
 
 @dataclass
@@ -29,22 +32,16 @@ class FakeRound:
 
 @dataclass
 class FakeSteps:
-    """A stage of one member in the middle of a round."""
+    """A stage of two in the middle of a round."""
 
     round: FakeRound = field(default_factory=FakeRound)
     version: int = 7
     turned_at: float = 100.0
     usual_s: float | None = None
-    last_roster: FakeRoster = field(default_factory=FakeRoster)
-
-    @property
-    def context(self) -> Any:
-        last = type("Result", (), {"roster": self.last_roster})
-        return type("Context", (), {"results": {self.version - 1: (last, [])}})
 
     @property
     def chain(self) -> Any:
-        return type("Chain", (), {"members": (MEMBER,)})
+        return type("Chain", (), {"members": (MEMBER, ME)})
 
     def open_step(self, step: int) -> Any:
         assert step == self.version
@@ -70,10 +67,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Crowd:
     """Answers under way, and those that wait."""
 
-    joiners: Joiners
+    steps: FakeSteps
+    wanted: float | None = None
+    """Bytes a second of the uplink."""
+    num_bytes: int = PIECE_BYTES
+    """Of an answer."""
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.joiners = Joiners(cast(StageSteps, self.steps), lambda: LANES, lambda: self.wanted)
 
     def ask(self, *peers: PeerId) -> None:
         self.tasks += [asyncio.ensure_future(self._hold(peer)) for peer in peers]
@@ -83,7 +87,9 @@ class Crowd:
         await settled()
 
     async def _hold(self, peer: PeerId) -> None:
-        async with self.joiners.turn(peer):
+        async with self.joiners.turn(peer) as goes:
+            if self.num_bytes:
+                goes(self.num_bytes)
             event = asyncio.Event()
             self.under_way.append(peer)
             self.ends.append((peer, event))
@@ -103,13 +109,9 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def crowd_of(steps: FakeSteps) -> Crowd:
-    return Crowd(Joiners(cast(StageSteps, steps), lambda: LANES))
-
-
 def test_joiners_share_the_lanes_of_one_and_members_wait_for_nobody(clock: Clock) -> None:
     async def main() -> None:
-        crowd = crowd_of(FakeSteps())
+        crowd = Crowd(FakeSteps())
         crowd.ask(*[NEW] * 6)
         await settled()
         assert crowd.under_way == [NEW] * LANES
@@ -127,34 +129,45 @@ def test_joiners_share_the_lanes_of_one_and_members_wait_for_nobody(clock: Clock
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("why", ["it is late", "it has lost a contribution", "the one before it has"])
-def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> None:
+async def bytes_in(crowd: Crowd, clock: Clock, seconds: float) -> int:
+    """That begin to go meanwhile, where each answer has gone at once and two ask for the next."""
+    crowd.ask(*[NEW] * 2, *[BACK] * 2)
+    num_answers = 0
+    for _ in range(int(seconds / LOOK_S)):
+        clock.now += LOOK_S
+        crowd.joiners._begin()
+        await settled()
+        for _ in range(MOST_A_LOOK):
+            for peer in list(crowd.under_way):
+                num_answers += 1
+                crowd.ask(peer)
+                await crowd.end_one_of(peer)
+    return num_answers * crowd.num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [PIECE_BYTES // 8, PIECE_BYTES])
+@pytest.mark.parametrize("why", ["it is not", "it is late", "it has lost a contribution"])
+def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_while_it_is_behind(
+    clock: Clock, why: str, num_bytes: int
+) -> None:
+    """By lanes a newcomer had three fifths of each uplink of a stage of three, and a round took thrice its time."""
+    wanted, seconds = 10.0 * PIECE_BYTES, 60.0
+
     async def main() -> None:
-        steps = FakeSteps()
-        crowd = crowd_of(steps)
-        steps.usual_s = 60.0
-        clock.now += 2 * 60.0  # of a member alone, with one more
-        assert not crowd.joiners.is_behind
+        steps = FakeSteps(usual_s=60.0)
+        crowd = Crowd(steps, wanted, num_bytes)
         if why == "it is late":
-            clock.now += 2 * 60.0 * (LATE_TIMES - 1) + 1
+            clock.now += 2 * 60.0 * LATE_TIMES + 1  # of a member alone, with one more
         elif why == "it has lost a contribution":
             steps.round.roster = FakeRoster(("who was cut off",))
-        else:
-            steps.last_roster = FakeRoster(("who was cut off",))
-        assert crowd.joiners.is_behind
-        crowd.ask(*[NEW] * 3, *[BACK] * 3)
-        await settled()
-        assert sorted(crowd.under_way) == [BACK, NEW]
-        clock.now += 0.5
-        await crowd.end_one_of(NEW)
-        assert crowd.under_way == [BACK], "it rests"
-        rest_s = min(LONGEST_REST_S, 0.5 * (2 / BEHIND_SHARE - 1))
-        for later_s, under_way in ((rest_s - 0.1, [BACK]), (0.2, [BACK, NEW])):
-            clock.now += later_s
-            crowd.joiners._begin()
-            await settled()
-            assert sorted(crowd.under_way) == under_way
-        steps.round, steps.turned_at, steps.last_roster = FakeRound(), clock.now, FakeRoster()
+        assert crowd.joiners.is_behind == (why != "it is not")
+        theirs = wanted / 2 * seconds * (1.0 if why == "it is not" else BEHIND_SHARE)
+        went = await bytes_in(crowd, clock, seconds)
+        assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
+        assert len(crowd.under_way) <= LANES
+        crowd.wanted = None
+        clock.now += LOOK_S
+        crowd.ask(*[NEW] * LANES)
         crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
         await settled()
         assert len(crowd.under_way) == LANES, "the round is over"
@@ -163,10 +176,57 @@ def test_while_a_round_is_behind_each_has_one_lane(clock: Clock, why: str) -> No
     asyncio.run(main())
 
 
+def test_what_a_round_does_not_want_is_theirs_and_is_held_against_nobody(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps())
+        assert await bytes_in(crowd, clock, 10.0) >= 4 * 10 / LOOK_S * PIECE_BYTES / 2
+        crowd.wanted = 4.0 * PIECE_BYTES
+        clock.now += LOOK_S
+        went = await bytes_in(crowd, clock, 10.0)
+        assert 15 * PIECE_BYTES <= went <= (20 + 2 * LANES) * PIECE_BYTES
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_whoever_asks_for_what_is_not_there_keeps_nothing_from_others(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps(), wanted=2.0 * PIECE_BYTES, num_bytes=0)
+        for _ in range(50):
+            crowd.ask(BACK)
+            await settled()
+            await crowd.end_one_of(BACK)
+        crowd.ask(NEW)
+        await settled()
+        assert crowd.under_way == [NEW]
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_a_line_that_stands_still_for_a_moment_makes_nobody_wait_for_hours(clock: Clock) -> None:
+    """What an answer weighs is bytes: seconds, reckoned at a rate of next to nothing, would last."""
+
+    async def main() -> None:
+        crowd = Crowd(FakeSteps(), wanted=10.0)
+        crowd.ask(NEW, NEW)
+        await settled()
+        assert crowd.under_way == [NEW]
+        crowd.wanted = 2.0 * PIECE_BYTES
+        for _ in range(8):
+            clock.now += LOOK_S
+            crowd.joiners._begin()
+            await settled()
+        assert crowd.under_way == [NEW, NEW]
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 def test_no_round_is_behind_before_one_was_or_has_begun(clock: Clock) -> None:
     async def main() -> None:
         steps = FakeSteps()
-        joiners = crowd_of(steps).joiners
+        joiners = Crowd(steps).joiners
         clock.now += 1e6
         assert not joiners.is_behind, "nobody knows how long rounds take"
         steps.usual_s = 1.0
@@ -181,7 +241,7 @@ def test_no_round_is_behind_before_one_was_or_has_begun(clock: Clock) -> None:
 
 def test_who_goes_while_it_waits_keeps_nobody_from_its_place(clock: Clock) -> None:
     async def main() -> None:
-        crowd = crowd_of(FakeSteps())
+        crowd = Crowd(FakeSteps())
         crowd.ask(*[NEW] * LANES, BACK, THIRD)
         await settled()
         crowd.ask(BACK, BACK)

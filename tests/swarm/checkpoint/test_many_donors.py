@@ -79,6 +79,24 @@ def test_the_last_pieces_do_not_wait_for_a_donor_that_gives_none(
     assert lines.given[SLOW] == gave_before
 
 
+@pytest.mark.parametrize("donors", [[FAST], [FAST, SLOW]])
+def test_a_stall_at_the_end_is_waited_for_where_nobody_else_gives_what_stalls(
+    donors: list[PeerId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A donor that had room for one more was held for another, who would give its own last piece at once."""
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.05)
+    num_asked = Counter[int]()
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        num_asked[piece] += 1
+        await asyncio.sleep(1.0 if piece >= 40 - len(donors) and num_asked[piece] == 1 else 0.01)
+        return PIECE_BYTES
+
+    asyncio.run(from_donors(donors, range(40), fetch))
+    assert set(num_asked) == set(range(40))
+    assert num_asked.total() <= 41
+
+
 def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer_for_a_while() -> None:
     """Sixteen chunks at a time came from a full line, one of them too slowly: the donor was asked no more."""
     under_way, most_after = 0, list[int]()
@@ -97,7 +115,7 @@ def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer_
             under_way -= 1
         return PIECE_BYTES
 
-    asyncio.run(from_donors([FAST], range(300), fetch))
+    asyncio.run(from_donors([FAST], range(600), fetch))
     assert 0 < max(most_after[: 2 * MOST_LANES]) < MOST_LANES
     assert max(most_after) == MOST_LANES, "and for as many as before, when it gives all that it is asked"
 
@@ -105,7 +123,7 @@ def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer_
 def test_what_fails_together_has_failed_once() -> None:
     """A line that was cut for a moment ended sixteen pieces at a time, and a donor that was as good as before."""
     under_way = dict[int, asyncio.Event]()
-    cuts = [30, 90]
+    cuts, most_after, recent = [30, 90], list[int](), list[int]()
 
     async def fetch(donor: PeerId, piece: int) -> int:
         if cuts and piece == cuts[0]:
@@ -113,8 +131,12 @@ def test_what_fails_together_has_failed_once() -> None:
             cuts.pop(0)
             for cut in under_way.values():
                 cut.set()
+            recent.clear()
             raise TransientError("it is cut off")
         under_way[piece] = asyncio.Event()
+        recent.append(len(under_way))
+        if len(recent) == MOST_LANES and len(cuts) < 2:
+            most_after.append(max(recent))
         try:
             await asyncio.wait_for(under_way[piece].wait(), 0.01 if not cuts or abs(piece - cuts[0]) > 15 else 1.0)
             raise TransientError("it is cut off")
@@ -125,6 +147,7 @@ def test_what_fails_together_has_failed_once() -> None:
 
     asyncio.run(from_donors([FAST], range(150), fetch))
     assert not cuts
+    assert min(most_after) >= MOST_LANES // 2 - 1, "nor is it asked for a sixteenth of what it gave"
 
 
 def test_donors_whose_pieces_stall_in_turn_on_the_own_full_line_are_asked_again() -> None:

@@ -270,14 +270,14 @@ def test_cancelled_call_cancels_its_handler(world: World) -> None:
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_calls_in_turns_hold_theirs_until_the_answer_has_gone(world: World, is_refused: bool) -> None:
-    lock, seen = asyncio.Lock(), list[str]()
+    lock, seen, lengths = asyncio.Lock(), list[str](), list[int]()
 
     @contextlib.asynccontextmanager
-    async def turn(peer: PeerId) -> AsyncIterator[None]:
+    async def turn(peer: PeerId) -> AsyncIterator[Callable[[int], None]]:
         assert peer == world.a.peer_id
         async with lock:
             seen.append("turn")
-            yield
+            yield lengths.append
             seen.append("gone")
 
     async def answer(_: PeerId, request: Message) -> Message:
@@ -300,6 +300,8 @@ def test_calls_in_turns_hold_theirs_until_the_answer_has_gone(world: World, is_r
             calls.pop().cancel()  # it waits, or has its turn: neither keeps the others from theirs
             assert [len(one.body) for one in await asyncio.gather(*calls)] == [3 * MIB] * 2
             assert seen[:3] == ["turn", "answered", "gone"]
+        assert all(3 * MIB <= length < 3 * MIB + 100 for length in lengths)
+        assert bool(lengths) != is_refused
         await until(lambda: not lock.locked())
 
     world.run(main())

@@ -281,6 +281,28 @@ def test_a_message_to_a_slow_line_goes_beside_those_that_fill_the_uplink(monkeyp
     asyncio.run(main())
 
 
+def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a tenth of the others' rate is busy for minutes, and leaves nine tenths of the uplink to who joins."""
+
+    async def main() -> None:
+        wire = Wire()
+        assert wire.outbox.wanted_bytes_per_s is None
+        await measured(wire, 12_500.0, monkeypatch, peer=OTHER)
+        await measured(wire, 125_000.0, monkeypatch)
+        wire.open.clear()
+        wire.outbox.put(OTHER, parcel(0, SHORTEST_BYTES))
+        await settled()
+        assert wire.outbox._lines[OTHER].meter.busy == 1
+        assert wire.outbox.wanted_bytes_per_s is None
+        wire.outbox.put(ONE, parcel(0, SHORTEST_BYTES))
+        assert wire.outbox.wanted_bytes_per_s == wire.outbox._uplink.bytes_per_s
+        assert wire.outbox.wanted_bytes_per_s is not None
+        await wire.finished()
+        assert wire.outbox.wanted_bytes_per_s is None
+
+    asyncio.run(main())
+
+
 def test_an_uplink_that_carries_other_things_too_is_as_fast_as_all_of_them() -> None:
     """While somebody joined, rounds had a tenth of the line, held that for its rate, and left the joiner the rest."""
     moved = 0
@@ -322,6 +344,7 @@ def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_t
         await wire.finished()
         assert {peer for peer, _ in wire.sent[LEAST_LANES:]} == {ONE}, "what waited for the other is not sent"
         assert len([parcels for peer, parcels in wire.sent if peer == ONE]) >= 2
+        assert wire.outbox._uplink.busy == 0, "each share was given back once"
 
     asyncio.run(main())
 
@@ -367,6 +390,35 @@ def test_what_hangs_on_the_way_to_a_silent_member_gives_back_its_share_of_the_up
         await wire.finished()
         assert wire.outbox._uplink.busy == 0, "each share is given back once"
         assert sorted(number for _, parcels in wire.sent for number in numbers(parcels)) == [0, 1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_lanes_that_hung_and_come_back_to_a_narrow_line_do_not_stay_beside_the_uplink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 2_000_000.0, monkeypatch, peer=OTHER)
+        await measured(wire, 9_000_000.0, monkeypatch)
+        wire.outbox._uplink.bytes_per_s = 9_000_000.0
+        monkeypatch.setattr(outbox, "HANGS_S", 0.02)
+        wire.open.clear()
+        for number in range(400):
+            wire.outbox.put(OTHER, parcel(number, 50_000, kind=str(number)))
+        await settled()
+        line = wire.outbox._lines[OTHER]
+        before = wire.outbox._uplink.bytes_per_s
+        await asyncio.sleep(outbox.HANGS_S + 4 * 16 * 50_000 / 2_000_000 + 0.3)
+        assert line.meter.busy - line.on_uplink > 1, "they hang"
+        assert wire.outbox._uplink.bytes_per_s == before, "and tell nothing of the uplink"
+        hung, wire.open = wire.open, asyncio.Event()
+        hung.set()
+        await settled()
+        assert line.waiting
+        assert line.meter.busy - line.on_uplink <= 1
+        await wire.finished()
+        assert wire.outbox._uplink.busy == 0
 
     asyncio.run(main())
 

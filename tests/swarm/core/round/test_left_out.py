@@ -371,3 +371,19 @@ def test_bytes_keep_nobody_with_a_leader_that_alone_has_not_reduced_its_parts() 
     assert waits_until[0] > LATER_S
     assert second._patience.due is not None
     assert second._patience.due < 2 * LATER_S
+
+
+def test_one_members_word_does_not_take_the_parts_of_whom_it_names() -> None:
+    """A liar said that it lacked the parts of whomever it liked, and they reduced nothing more in that view."""
+    _, (leader, slow, named, liar, last) = facts_and_rounds(5)
+    roster = led_roster(leader)
+    (word,) = lacks(roster, named.me, [liar.me])
+    assert not leader.on_missing(liar.me, 0, [named.me], [(named.me, word.signature)], now=LATER_S)
+    for lack in lacks(roster, slow.me, [liar.me, last.me, named.me]):
+        out = leader.on_missing(lack.reducer, 0, [slow.me], [(slow.me, lack.signature)], now=LATER_S)
+        if out:
+            break
+    smaller = only(out, SendRoster).roster
+    assert [one.peer_id for one in smaller.left_out] == [slow.me]
+    assert named.me in smaller.reducers
+    assert slow.me not in smaller.reducers

@@ -18,7 +18,7 @@ from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.bulk import direct
-from swarm.network.bulk.direct import WORTH_BYTES, WORTH_PUNCHING_BYTES, DirectListener, DirectOffer
+from swarm.network.bulk.direct import CONNECT_S, WORTH_BYTES, WORTH_PUNCHING_BYTES, DirectListener, DirectOffer
 from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
 from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.loop import new_event_loop
@@ -386,6 +386,62 @@ def test_a_way_on_which_nothing_answers_for_a_moment_is_kept_and_a_closed_one_is
         monkeypatch.setattr(direct, "_dial", AsyncMock(side_effect=ConnectionRefusedError()))
         assert await two.echo() == BULK
         assert not two.a._direct.knows(two.b.peer_id)
+
+    two.run(main())
+
+
+def test_a_silent_way_is_tried_now_and_then_and_given_up_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On slow lines no request is long, and pieces of a state are asked for by short ones: none tried a way again that
+    had been silent once. And where two dials ended together the second made 120 s of 20."""
+
+    async def main() -> None:
+        await two.until_direct()
+        dialler, peer, loop = two.a._direct, two.b.peer_id, asyncio.get_running_loop()
+        way, dialling = dialler._known[peer], AsyncMock(side_effect=TimeoutError())
+        monkeypatch.setattr(direct, "_dial", dialling)
+        assert await dialler.open(peer, for_bulk=False) is None
+        assert way.silent_since is not None
+        for after_s, for_bulk, is_tried in (
+            (0.0, True, False),
+            (CONNECT_S + 0.1, False, False),
+            (CONNECT_S + 0.1, True, True),
+            (direct._SILENT_S + 0.1, False, True),
+        ):
+            way.silent_since = way.silent_at = loop.time() - after_s
+            before = dialling.await_count
+            way.silent_since += 1.0  # it is not lost yet
+            assert await dialler.open(peer, for_bulk=for_bulk) is None
+            assert dialling.await_count - before == is_tried
+        way.silent_since, way.silent_at = loop.time() - 2 * direct._SILENT_S, loop.time() - CONNECT_S - 0.1
+
+        async def in_a_moment(*_: object, **__: object) -> SealedSocket:
+            await asyncio.sleep(0.05)
+            raise TimeoutError
+
+        monkeypatch.setattr(direct, "_dial", in_a_moment)
+        await asyncio.gather(*(dialler.open(peer) for _ in range(3)))
+        assert not dialler.knows(peer)
+        rests_s = dialler._again_at[peer] - loop.time()
+        assert direct._AGAIN_IF_FULL_S - 1 < rests_s <= direct._AGAIN_IF_FULL_S
+
+    two.run(main())
+
+
+def test_a_dial_that_its_call_cut_short_is_silence(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object, **__: object) -> SealedSocket:
+        await asyncio.sleep(60.0)
+        raise AssertionError
+
+    async def main() -> None:
+        await two.until_direct()
+        monkeypatch.setattr(direct, "_dial", never)
+        way = two.a._direct._known[two.b.peer_id]
+        for waited_s, is_silent in ((0.01, False), (direct._UNHEARD_S + 0.1, True)):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(waited_s):
+                    await two.a._direct.open(two.b.peer_id, for_bulk=False)
+            assert (way.silent_since is not None) == is_silent
+        assert await two.a._direct.open(two.b.peer_id, for_bulk=False) is None, "at once"
 
     two.run(main())
 
