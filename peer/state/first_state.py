@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from kernels.threads import Threads
@@ -162,13 +163,14 @@ class FirstState:
     async def _present(self, beginning: StageChain, past: KeptPast) -> tuple[StageState, StageChain]:
         """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
         topic = stage_topic(self.run_id, self.stage)
-        donors = await donors_of(self.directory, self.transport, topic, self.rng)
+        find = partial(donors_of, self.directory, self.transport, topic, self.rng)
+        donors = await find()
         held = await state_to_go_on_from(past, beginning, self.transport, donors)
         if held is not None:
             return held
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = beginning.members if self.settings.trust == "public" else donors
-        return await self._wanted(beginning).fetch(donors, members)
+        return await self._wanted(beginning).fetch(donors, members, find=find)
 
     def _wanted(self, begun: Genesis | StageChain) -> JoiningState:
         return JoiningState(

@@ -7,7 +7,7 @@ thirds of the stage's members state. Its chunks come from all donors that hold i
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,8 @@ LATEST = (1 << 63) - 1
 """The version up to which the host's latest anchor is asked for."""
 MOST_DONORS = 8
 """Asked for one state's chunks."""
+Find = Callable[[], Awaitable[Sequence[PeerId]]]
+"""Who serves the stage by now; they can be called."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +84,36 @@ class JoiningState:
     """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
 
     async def fetch(
-        self, donors: Sequence[PeerId], members: Collection[PeerId], *, newer_than: int = -1
+        self,
+        donors: Sequence[PeerId],
+        members: Collection[PeerId],
+        *,
+        newer_than: int = -1,
+        find: Find | None = None,
     ) -> tuple[StageState, StageChain]:
         """The state, and the chain of its version, which is above `newer_than`.
 
-        `donors` are asked for chunks, the first of them first; `members` are those whose word counts without the
-        host. Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run
-        with more amendments.
+        `donors` are asked for chunks, the first of them first, and whom `find` names while they give them: it takes
+        many minutes, and somebody was cut off when it began. `members` are those whose word counts without the host.
+        Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run with
+        more amendments.
         """
         chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
         if chosen.version <= newer_than:
             raise TransientError(f"version {chosen.version} is {chosen.reason}, and {newer_than} is here already")
-        asked = list(donors)[:MOST_DONORS]
 
         async def more(giving: Collection[PeerId]) -> Iterable[PeerId]:
-            return await self._holders([donor for donor in asked if donor not in giving], chosen)
+            left = MOST_DONORS - len(giving)
+            if left <= 0:
+                return ()
+            try:
+                known = await find() if find is not None else donors
+            except TransientError as error:
+                log.info("more donors of version %d: %s", chosen.version, error)
+                known = donors
+            return await self._holders([donor for donor in known if donor not in giving][:left], chosen)
 
-        holders = await self._holders(asked, chosen)
+        holders = await self._holders(list(donors)[:MOST_DONORS], chosen)
         if not holders:
             raise TransientError(
                 f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"

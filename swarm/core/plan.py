@@ -622,17 +622,17 @@ def _plan_stage(
 
 
 def joiner_share(assumptions: Assumptions) -> float:
-    """Of a donor's uplink that a joiner has, however busy its rounds keep it: as one member more (`peer.round.joiners`),
-    and steps last so much longer."""
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: as one member more has it
+    (`peer.round.joiners`), and steps last so much longer."""
     peers = assumptions.peers_per_stage
     return 1 / peers if peers > 1 else MOST_JOINS_SHARE
 
 
 def beside_a_joiner_s(undisturbed_s: float, part: StagePlan, assumptions: Assumptions) -> float:
-    """A step while somebody takes the stage's state: what a step leaves idle of a donor's uplink comes first. The
-    activations of a stage's only peer go over a few connections, too."""
-    donors = replace(assumptions, peers_per_stage=max(2, assumptions.peers_per_stage))
-    return max(undisturbed_s, part.uplink_s / (1 - joiner_share(donors)))
+    """A step while somebody takes the stage's state: it has its share of donors' uplinks for as long as these are busy,
+    and all of what a step leaves idle besides. The activations of a stage's only peer share its line, too."""
+    share = joiner_share(replace(assumptions, peers_per_stage=max(2, assumptions.peers_per_stage)))
+    return undisturbed_s + min(part.uplink_s, undisturbed_s) * share / (1 - share)
 
 
 def with_joins_s(undisturbed_s: float, joins: Iterable[tuple[float, float]]) -> float:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from peer.state.joining_state import JoiningState, agreed
+import swarm.checkpoint.many_donors
+from peer.state.joining_state import Find, JoiningState, agreed
 from swarm.checkpoint.state import CHUNK_BYTES, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.errors import TransientError
@@ -94,7 +95,12 @@ class Scene:
             self.network.transport(HOST).serve(ANCHOR, on_anchor, max_body_bytes=0)
 
     def donor(
-        self, index: int, snapshots: Mapping[int, Snapshot] | None = None, *, spoil: Spoil = lambda at, chunk: chunk
+        self,
+        index: int,
+        snapshots: Mapping[int, Snapshot] | None = None,
+        *,
+        spoil: Spoil = lambda at, chunk: chunk,
+        takes_s: float = 0.0,
     ) -> None:
         """Member `index` serves these snapshots, by default the honest ones."""
         held = self.truth.snapshots if snapshots is None else snapshots
@@ -114,6 +120,7 @@ class Scene:
             fields = Fields("chunk request", request.meta)
             at = fields.integer("index")
             self.asked.append((identity.peer_id, at))
+            await asyncio.sleep(takes_s)
             return Message({}, spoil(at, bytes(state_chunks(held[fields.integer("version")][0])[at])))
 
         transport.serve(SNAPSHOT, on_snapshot, max_body_bytes=0)
@@ -123,14 +130,22 @@ class Scene:
         for index in indices:
             self.donor(index)
 
-    async def join(self, *, newer_than: int = -1, members: list[PeerId] | None = None) -> Snapshot:
+    async def join(
+        self,
+        *,
+        newer_than: int = -1,
+        members: list[PeerId] | None = None,
+        donors: list[PeerId] | None = None,
+        find: Find | None = None,
+    ) -> Snapshot:
         run = self.truth.run
         wanted = JoiningState(
             *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
             *(run.replicas[STAGE][0].layout, self.folder, 0),
         )
         members = self.truth.members if members is None else members
-        return await wanted.fetch(self.truth.members, members, newer_than=newer_than)
+        donors = self.truth.members if donors is None else donors
+        return await wanted.fetch(donors, members, newer_than=newer_than, find=find)
 
 
 def offer_of(state: StageState, chain: StageChain | None) -> Offer:
@@ -158,6 +173,38 @@ def test_the_anchored_state_is_taken_whatever_donors_claim(truth: Truth, liars: 
         state, chain = await scene.join()
         assert state_digest(state) == truth.digest(2)
         assert chain == truth.snapshots[2][1]
+
+    asyncio.run(play())
+
+
+def test_who_was_cut_off_when_it_began_and_is_there_now_gives_chunks_too(
+    truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer of a stage of three came while one of them was cut off for a minute: its line was idle for ten."""
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_FOR_MORE_S", 0.05)
+
+    async def play() -> None:
+        def not_the_last(at: int, chunk: bytes) -> bytes:
+            if at:
+                raise TransientError("its line is full")
+            return chunk
+
+        scene = Scene(truth, truth.anchor(2))
+        scene.donor(0, spoil=not_the_last, takes_s=0.4)
+        looks = 0
+
+        async def find() -> list[PeerId]:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise TransientError("the directory does not answer")
+            scene.honest(1)
+            return truth.members
+
+        state, _ = await scene.join(donors=truth.members[:1], find=find)
+        assert state_digest(state) == truth.digest(2)
+        assert looks >= 2
+        assert truth.members[1] in {donor for donor, _ in scene.asked}
 
     asyncio.run(play())
 

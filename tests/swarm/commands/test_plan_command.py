@@ -14,7 +14,6 @@ from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.commands.plan import command
 from swarm.core.pipeline.compute_mode import modes
 from swarm.core.plan import (
-    CHUNK_WEIGHT,
     CONTRIBUTION_BYTES,
     EXACT_NS,
     HEADERS,
@@ -506,8 +505,7 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
     joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
     before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
-    # Such a line has room for 16 chunks at a time beside 16 messages to each of two others.
-    part, share = before.stages[0], 16 * CHUNK_WEIGHT / (16 * CHUNK_WEIGHT + 2 * 16)
+    part, share = before.stages[0], 1 / 3  # of each donor's uplink, which two others have the rest of
     step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
     line_per_s = links.up_bytes_per_s / LINK_SHARE
     per_s = min(links.down_bytes_per_s, 3 * line_per_s * max(share, 1 - part.uplink_s / step_s))
