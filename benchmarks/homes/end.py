@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from benchmarks.homes.punching import KINDS
 from benchmarks.programs import Program
 from benchmarks.training_throughput import Events, running
 from swarm.attacks import DEVELOPER_VARIABLE
-from swarm.core.plan import Assumptions, StagePlan, beside_a_joiner_s, plan_run, step_seconds, with_joins_s
+from swarm.core.plan import Assumptions, StagePlan, beside_a_joiner, plan_run, step_seconds, with_joins_s
 from swarm.core.settings import RunSettings
 from swarm.manifest.file import assumed_data, freeze, read_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
@@ -275,10 +275,11 @@ class PlanOfThose:
         """Of a version, with so many peers in each stage, on average over a time in which so many joined each."""
         stages = [self.stage(stage, number, **supposed) for stage, number in enumerate(peers)]
         undisturbed_s, joins = step_seconds(self._run[0], stages, self._supposed), []
-        for part, number, per_s in zip(stages, peers, joins_per_s, strict=True):
-            joined = self.stage(part.stage, number + 1, **supposed)
-            beside_s = beside_a_joiner_s(undisturbed_s, part, replace(self._supposed, peers_per_stage=number))
-            joins.append((min(1.0, per_s * joined.join_s), beside_s))
+        for at, (number, per_s) in enumerate(zip(peers, joins_per_s, strict=True)):
+            links = beside_a_joiner(Assumptions(**{**vars(self._supposed), **supposed, "peers_per_stage": number}))
+            slow = self.stage(at, number, **{**supposed, "uplink_mbit": links.uplink_mbit})
+            beside_s = step_seconds(self._run[0], [*stages[:at], slow, *stages[at + 1 :]], self._supposed)
+            joins.append((min(1.0, per_s * self.stage(at, number + 1, **supposed).join_s), beside_s))
         return with_joins_s(undisturbed_s, joins)
 
 

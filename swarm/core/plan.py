@@ -468,25 +468,27 @@ def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int
 
 def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions) -> Plan:
     """The arithmetic of a run whose stages have that many parameters each."""
-    stages = tuple(
-        _plan_stage(settings, stage, num_parameters[stage], hidden_size, assumptions)
-        for stage in range(settings.model.num_stages)
-    )
+
+    def planned(stage: int, links: Assumptions) -> StagePlan:
+        return _plan_stage(settings, stage, num_parameters[stage], hidden_size, links)
+
+    def steps_beside_s(parts: tuple[StagePlan, ...], links: Assumptions) -> list[float]:
+        """By the stage whose state somebody takes."""
+        slowed = [planned(part.stage, beside_a_joiner(links)) for part in parts]
+        each = ((*parts[:at], slow, *parts[at + 1 :]) for at, slow in enumerate(slowed))
+        return [step_seconds(settings, stages, links) for stages in each]
+
+    stages = tuple(planned(stage, assumptions) for stage in range(settings.model.num_stages))
     undisturbed_s = step_seconds(settings, stages, assumptions)
     # Who joins is one of the peers of its stage: the others are there.
     there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
-    before = tuple(
-        _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
-        for stage in range(settings.model.num_stages)
-    )
-    undisturbed_before_s = step_seconds(settings, before, there)
-    beside_s = max(beside_a_joiner_s(undisturbed_before_s, part, there) for part in before)
+    before = tuple(planned(stage, there) for stage in range(settings.model.num_stages))
+    beside_s = max(steps_beside_s(before, there))
     joins_s = [_join_s(settings, part, beside_s, there) for part in before]
     stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     # As many come as leave.
     joining = [min(1.0, assumptions.peers_per_stage * s / (assumptions.session_hours * 3600)) for s in joins_s]
-    slowed_s = [beside_a_joiner_s(undisturbed_s, part, assumptions) for part in stages]
-    step_s = with_joins_s(undisturbed_s, zip(joining, slowed_s, strict=True))
+    step_s = with_joins_s(undisturbed_s, zip(joining, steps_beside_s(stages, assumptions), strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -628,11 +630,11 @@ def joiner_share(assumptions: Assumptions) -> float:
     return 1 / peers if peers > 1 else MOST_JOINS_SHARE
 
 
-def beside_a_joiner_s(undisturbed_s: float, part: StagePlan, assumptions: Assumptions) -> float:
-    """A step while somebody takes the stage's state: it has its share of donors' uplinks for as long as these are busy,
-    and all of what a step leaves idle besides. The activations of a stage's only peer share its line, too."""
+def beside_a_joiner(assumptions: Assumptions) -> Assumptions:
+    """What a stage's peers have while somebody takes its state: of their uplinks, what that one leaves them. A stage's
+    only peer shares its line with one, too."""
     share = joiner_share(replace(assumptions, peers_per_stage=max(2, assumptions.peers_per_stage)))
-    return undisturbed_s + min(part.uplink_s, undisturbed_s) * share / (1 - share)
+    return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * (1 - share))
 
 
 def with_joins_s(undisturbed_s: float, joins: Iterable[tuple[float, float]]) -> float:
