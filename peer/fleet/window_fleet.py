@@ -15,7 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from peer.fleet.window_scenario import WindowScenario
@@ -26,14 +26,13 @@ from swarm.core.plan import (
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
-    SUPPOSED,
     exact_round_s,
-    joiner_share,
     result_bytes,
     round_bytes,
     state_bytes,
 )
 from swarm.core.settings import KEPT_SNAPSHOTS
+from swarm.core.transfers import join_share
 
 
 @dataclass(slots=True, eq=False)
@@ -226,7 +225,7 @@ class WindowFleet:
 
     def _download_rate(self) -> float:
         """Of each: what a round leaves of the donors' uplinks is shared by all."""
-        free = self._joiner_share(len(self._members)) if self._is_closed else 1.0
+        free = join_share(len(self._members)) if self._is_closed else 1.0
         given = free * self._up * max(1, len(self._members))
         return min(self._down, given / len(self._downloads)) if self._downloads else 0.0
 
@@ -366,15 +365,10 @@ class WindowFleet:
         self._at(self.now + round_s / 2, self._has_sent)
         self._at(self.now + round_s, self._end_round)
 
-    def _joiner_share(self, num_members: int) -> float:
-        """Of a donor's uplink, beside what it sends to its cohort."""
-        cohort = max(2, round(num_members / num_cohorts(num_members)))
-        return joiner_share(replace(SUPPOSED, uplink_mbit=self.scenario.fleet.up_mbit, peers_per_stage=cohort))
-
     def _round_s(self, num_members: int, *, beside_joiners: bool = False) -> float:
         """A member whose uplink others take a share of keeps all waiting."""
         part = self.scenario.windows
-        rate = self._up * (1 - self._joiner_share(num_members) if beside_joiners else 1.0)
+        rate = self._up * (1 - join_share(num_members) if beside_joiners else 1.0)
         exact_s = exact_round_s(part.settings, part.parameters)
         round_trips_s = ROUND_TRIPS * self.scenario.fleet.round_trip_ms / 1000
         return round_bytes_of(self.scenario, max(2, num_members)) / rate + round_trips_s + exact_s

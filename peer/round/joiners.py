@@ -1,7 +1,7 @@
 """Turns of those who catch up with a stage: what a donor's uplink carries to them, beside the round it is a member of.
 
-All of them together are as good as one member more, and so is what they are sent: while a round fills the uplink, of m
-members each has an m-th of it for them, in bytes. (By lanes they had more, for one long message after another goes over
+While a round fills the uplink, all of them together have a third of it, in bytes, or a half where there is one other
+member (`swarm.core.transfers.join_share`). (By lanes they had more, for one long message after another goes over
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
 four fifths by one lane against sixteen.) While a round is behind they have a quarter of that: all others wait for the
 round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
-from swarm.core.transfers import PIECE_BYTES
+from swarm.core.transfers import PIECE_BYTES, join_share
 
 LATE_TIMES = 1.25
 """A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
@@ -98,7 +98,7 @@ class Joiners:
         wanted = self._wanted()
         if wanted is None:
             return None
-        return wanted / len(self._steps.chain.members) * (BEHIND_SHARE if self.is_behind else 1.0)
+        return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if self.is_behind else 1.0)
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes

@@ -14,7 +14,7 @@ from swarm.core.audit.recomputed import audits_of_a_part
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
-from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, bytes_per_s, longest_s
+from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, bytes_per_s, join_share, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -623,18 +623,10 @@ def _plan_stage(
     )
 
 
-def joiner_share(assumptions: Assumptions) -> float:
-    """Of a donor's uplink that a joiner has, however busy its rounds keep it: as one member more has it
-    (`peer.round.joiners`), and steps last so much longer."""
-    peers = assumptions.peers_per_stage
-    return 1 / peers if peers > 1 else MOST_JOINS_SHARE
-
-
 def beside_a_joiner(assumptions: Assumptions) -> Assumptions:
     """What a stage's peers have while somebody takes its state: of their uplinks, what that one leaves them. A stage's
     only peer shares its line with one, too."""
-    share = joiner_share(replace(assumptions, peers_per_stage=max(2, assumptions.peers_per_stage)))
-    return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * (1 - share))
+    return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * (1 - join_share(assumptions.peers_per_stage)))
 
 
 def with_joins_s(undisturbed_s: float, joins: Iterable[tuple[float, float]]) -> float:
@@ -652,7 +644,7 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
     leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
     queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
+    free = max(join_share(members), 1 - part.uplink_s / step_s)
     # What rounds leave idle while they wait for answers is filled by who joins.
     donors_per_s = members * assumptions.up_bytes_per_s / LINK_SHARE * free
     leavers_per_s = (members + 1) / (assumptions.session_hours * 3600)

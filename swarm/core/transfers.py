@@ -27,6 +27,8 @@ SLOWEST_OF_TWO = LEAST_WINDOW_BYTES / BUFFER_S / 2
 LEAST_LANES, MOST_LANES = 2, 16
 """Transfers to one peer side by side. Who joins is sent as many by a donor as a member is: it has a member's share of
 the donor's line."""
+JOIN_SHARE = 1 / 3
+"""Of a member's uplink, for all who join together, while a round fills it; of two members' a half."""
 MESSAGE_BYTES = 4352 << 10
 """A message of several parts of a round is no longer: four of 2^20 values in int8, two in bf16."""
 PIECE_BYTES = 1 << 20
@@ -72,6 +74,12 @@ def lanes_of(rate: float, *, most: int) -> int:
 def least_lanes(rate: float) -> int:
     """Two, so that an answer is waited for while the other goes; one where that takes no time beside the transfer's."""
     return LEAST_LANES if rate >= SLOWEST_OF_TWO else 1
+
+
+def join_share(num_members: int) -> float:
+    """`JOIN_SHARE` in a stage of so many: who joins is as good as one of three. It has no less among many: a state's
+    bytes are sent once, however long that takes, and results are made meanwhile, which it has to fetch as well."""
+    return max(JOIN_SHARE, 1 / max(2, num_members))
 
 
 def work_s(num_values: int) -> float:
