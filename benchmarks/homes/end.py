@@ -39,7 +39,15 @@ from benchmarks.homes.punching import KINDS
 from benchmarks.programs import Program
 from benchmarks.training_throughput import Events, running
 from swarm.attacks import DEVELOPER_VARIABLE
-from swarm.core.plan import Assumptions, StagePlan, beside_a_joiner, plan_run, step_seconds, with_joins_s
+from swarm.core.plan import (
+    Assumptions,
+    StagePlan,
+    beside_a_joiner,
+    plan_run,
+    step_seconds,
+    steps_beside_s,
+    with_joins_s,
+)
 from swarm.core.settings import RunSettings
 from swarm.manifest.file import assumed_data, freeze, read_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
@@ -268,19 +276,23 @@ class PlanOfThose:
 
     def stage(self, stage: int, peers: int, **supposed: float) -> StagePlan:
         """A stage of so many."""
-        assumptions = Assumptions(**{**vars(self._supposed), **supposed, "peers_per_stage": peers})
-        return plan_run(*self._run, assumptions).stages[stage]
+        return self._stage(stage, self._links(peers, supposed))
 
     def step_s(self, peers: Sequence[int], joins_per_s: Sequence[float], **supposed: float) -> float:
         """Of a version, with so many peers in each stage, on average over a time in which so many joined each."""
-        stages = [self.stage(stage, number, **supposed) for stage, number in enumerate(peers)]
-        undisturbed_s, joins = step_seconds(self._run[0], stages, self._supposed), []
-        for at, (number, per_s) in enumerate(zip(peers, joins_per_s, strict=True)):
-            links = beside_a_joiner(Assumptions(**{**vars(self._supposed), **supposed, "peers_per_stage": number}))
-            slow = self.stage(at, number, **{**supposed, "uplink_mbit": links.uplink_mbit})
-            beside_s = step_seconds(self._run[0], [*stages[:at], slow, *stages[at + 1 :]], self._supposed)
-            joins.append((min(1.0, per_s * self.stage(at, number + 1, **supposed).join_s), beside_s))
-        return with_joins_s(undisturbed_s, joins)
+        links = [self._links(number, supposed) for number in peers]
+        stages = [self._stage(stage, those) for stage, those in enumerate(links)]
+        slowed = [self._stage(stage, beside_a_joiner(those)) for stage, those in enumerate(links)]
+        joined = [self.stage(stage, number + 1, **supposed) for stage, number in enumerate(peers)]
+        shares = [min(1.0, per_s * part.join_s) for part, per_s in zip(joined, joins_per_s, strict=True)]
+        beside_s = steps_beside_s(self._run[0], stages, slowed, self._supposed)
+        return with_joins_s(step_seconds(self._run[0], stages, self._supposed), zip(shares, beside_s, strict=True))
+
+    def _links(self, peers: int, supposed: Mapping[str, float]) -> Assumptions:
+        return Assumptions(**{**vars(self._supposed), **supposed, "peers_per_stage": peers})
+
+    def _stage(self, stage: int, links: Assumptions) -> StagePlan:
+        return plan_run(*self._run, links).stages[stage]
 
 
 def figures(watched: Watched, plan: PlanOfThose, num_stages: int) -> dict[str, Any]:

@@ -472,23 +472,21 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     def planned(stage: int, links: Assumptions) -> StagePlan:
         return _plan_stage(settings, stage, num_parameters[stage], hidden_size, links)
 
-    def steps_beside_s(parts: tuple[StagePlan, ...], links: Assumptions) -> list[float]:
-        """By the stage whose state somebody takes."""
+    def beside_s(parts: tuple[StagePlan, ...], links: Assumptions) -> list[float]:
         slowed = [planned(part.stage, beside_a_joiner(links)) for part in parts]
-        each = ((*parts[:at], slow, *parts[at + 1 :]) for at, slow in enumerate(slowed))
-        return [step_seconds(settings, stages, links) for stages in each]
+        return steps_beside_s(settings, parts, slowed, links)
 
     stages = tuple(planned(stage, assumptions) for stage in range(settings.model.num_stages))
     undisturbed_s = step_seconds(settings, stages, assumptions)
     # Who joins is one of the peers of its stage: the others are there.
     there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
     before = tuple(planned(stage, there) for stage in range(settings.model.num_stages))
-    beside_s = max(steps_beside_s(before, there))
-    joins_s = [_join_s(settings, part, beside_s, there) for part in before]
+    slowest_s = max(beside_s(before, there))
+    joins_s = [_join_s(settings, part, slowest_s, there) for part in before]
     stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     # As many come as leave.
     joining = [min(1.0, assumptions.peers_per_stage * s / (assumptions.session_hours * 3600)) for s in joins_s]
-    step_s = with_joins_s(undisturbed_s, zip(joining, steps_beside_s(stages, assumptions), strict=True))
+    step_s = with_joins_s(undisturbed_s, zip(joining, beside_s(stages, assumptions), strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -506,7 +504,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         refusals=(
             *_slow_joins(stages, assumptions),
             *_endless_rounds(settings, stages, assumptions),
-            *_lost_joins(settings, before, joins_s, beside_s, there),
+            *_lost_joins(settings, before, joins_s, slowest_s, there),
         ),
     )
 
@@ -627,6 +625,14 @@ def beside_a_joiner(assumptions: Assumptions) -> Assumptions:
     """What a stage's peers have while somebody takes its state: of their uplinks, what that one leaves them. A stage's
     only peer shares its line with one, too."""
     return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * (1 - join_share(assumptions.peers_per_stage)))
+
+
+def steps_beside_s(
+    settings: RunSettings, stages: Sequence[StagePlan], slowed: Sequence[StagePlan], assumptions: Assumptions
+) -> list[float]:
+    """By the stage whose state somebody takes, a step: with that one as it is `slowed`."""
+    each = ([*stages[:at], slow, *stages[at + 1 :]] for at, slow in enumerate(slowed))
+    return [step_seconds(settings, parts, assumptions) for parts in each]
 
 
 def with_joins_s(undisturbed_s: float, joins: Iterable[tuple[float, float]]) -> float:

@@ -25,8 +25,7 @@ LEAST_WINDOW_BYTES = 4 * 1448
 SLOWEST_OF_TWO = LEAST_WINDOW_BYTES / BUFFER_S / 2
 """Bytes a second of a line that has more than one lane."""
 LEAST_LANES, MOST_LANES = 2, 16
-"""Transfers to one peer side by side. Who joins is sent as many by a donor as a member is: it has a member's share of
-the donor's line."""
+"""Transfers to one peer side by side; all who join together are sent as many by a donor as one member."""
 JOIN_SHARE = 1 / 3
 """Of a member's uplink, for all who join together, while a round fills it; of two members' a half."""
 MESSAGE_BYTES = 4352 << 10
