@@ -46,14 +46,13 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def nursery() -> None:
-    from transformers.models.llama import modeling_llama
-
     import peer.program.daemon
     import peer.program.life
     import swarm.network.p2pd.p2p
+    from swarm.local.transformers_library import transformers
 
     # All that a peer imports when it needs it.
-    assert all((modeling_llama, peer.program.daemon, peer.program.life, swarm.network.p2pd.p2p))
+    assert all((transformers.LlamaModel, peer.program.daemon, peer.program.life, swarm.network.p2pd.p2p))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: no zombies
     forked = []
     for line in sys.stdin:

@@ -148,8 +148,7 @@ def _asked(model_dir: Path, tokenizer: Any, prompt: str) -> Any:
 
 
 def _load(model_dir: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    from swarm.local.transformers_library import transformers
 
     if (model_dir / ADAPTERS).is_file():
         raise SettingsError(
@@ -157,11 +156,11 @@ def _load(model_dir: Path) -> tuple[Any, Any]:
         )
     if not (model_dir / "config.json").is_file():
         raise SettingsError(f"{model_dir} is no Hugging Face model folder; write one with `swarm export`")
-    disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     try:
         given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(model_dir, **given)
-        return model.eval(), AutoTokenizer.from_pretrained(model_dir, **given)
+        model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, **given)
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(model_dir, **given)
     except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{model_dir} cannot be loaded by transformers: {error}") from error
 

@@ -67,7 +67,7 @@ class Stack(nn.Module):
 
     def forward(self, x: StageInput, documents: Documents | None = None) -> torch.Tensor:
         """`documents`: that samples are packed of; None: each is one. In a subspace (B, L, K) but at the last stage."""
-        from transformers import masking_utils
+        from swarm.local.transformers_library import masking_utils
 
         if documents is None:
             positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
@@ -178,7 +178,7 @@ def _adapt(layers: nn.ModuleList, adapters: AdapterSettings) -> None:
 def decoder_of(config_json: str) -> Any:
     """The family's own decoder with one layer, on the meta device: what stacks are made of, and its rules for first
     weights (`_init_weights`)."""
-    import transformers
+    from swarm.local.transformers_library import transformers
 
     whole = _computed_config(config_json)
     config = copy.deepcopy(whole)
