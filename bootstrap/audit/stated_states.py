@@ -111,8 +111,11 @@ class StatedStates:
         if chain is None and version > int(followed.version):
             if sender not in followed.chain.members:
                 raise TransientError(f"{sender} is not known here as a member of stage {statement.stage}")
-        elif chain is None or chain.name != statement.name or sender not in chain.members:
+        elif chain is None or chain.name != statement.name:
             raise RemoteError("fork", f"{sender} states a version {version} that is not the stage's", sender)
+        elif sender not in chain.members:
+            said = f"{sender} is no member of stage {statement.stage} at version {version}"
+            raise RemoteError("standing", said, sender)
 
     def versions(self, stage: StageIndex) -> list[int]:
         """Those that are stated, sorted."""
