@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 
 WATCH = "watch"
 WATCH_S = 20.0
-LOOKUP_EVERY_S = 1.0
+LOOKUP_EVERY_S, LONGEST_LOOKUP_S, LOOKUPS_A_STEP = 1.0, 5.0, 20
+"""A look into the directory asks several peers for the records of all: where steps take minutes, one each second took a
+tenth of a line of 1 Mbit/s."""
 LONGEST_RETRY_S = 8.0
 
 
@@ -44,9 +46,11 @@ class Neighbours:
         version: Callable[[], Version],
         takes: Callable[[PeerId, dict[str, Value]], bool],
         more_to_say: Callable[[], dict[str, Value]],
+        usual_s: Callable[[], float | None],
     ) -> None:
-        """`version` is the stage's here. `takes`: whether a peer, with what it says of itself, is one of its stage: not
-        if it is on probation. `more_to_say`: what this peer says of itself besides where it is.
+        """`version` is the stage's here, `usual_s` how long its steps take. `takes`: whether a peer, with what it says
+        of itself, is one of its stage: not if it is on probation. `more_to_say`: what this peer says of itself besides
+        where it is.
         """
         self._settings = context.settings
         self._run_id = context.run_id
@@ -63,6 +67,7 @@ class Neighbours:
         self._retry_at: dict[PeerId, float] = {}
         self._takes = takes
         self._more_to_say = more_to_say
+        self._usual_s = usual_s
         self.leaving = False
         self.gone = asyncio.Event()
         """This peer serves the stage no more."""
@@ -134,7 +139,13 @@ class Neighbours:
                 del watched[gone]
                 self._misses.pop(gone, None)
                 self._retry_at.pop(gone, None)
-            await asyncio.sleep(LOOKUP_EVERY_S)
+            await asyncio.sleep(self._pause_s(stage))
+
+    def _pause_s(self, stage: StageIndex) -> float:
+        """A small share of a step; but hops wait for a peer of a stage beside this one of which nobody is known."""
+        if stage != self._stage and not self._live.get(stage):
+            return LOOKUP_EVERY_S
+        return min(LONGEST_LOOKUP_S, max(LOOKUP_EVERY_S, (self._usual_s() or 0.0) / LOOKUPS_A_STEP))
 
     async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
         """Live while calls of ours stay open; ends when the peer does not answer."""

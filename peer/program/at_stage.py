@@ -144,6 +144,7 @@ class PeerAtStage:
             version=lambda: steps.version,
             takes=own.verdicts.is_shown_to_train,
             more_to_say=own.verdicts.said_of_self,
+            usual_s=lambda: steps.usual_s,
         )
         self._drawn = DrawnPapers(
             own.transport,

@@ -31,7 +31,8 @@ MAX_NEIGHBOURS_NAMED = 6
 """Voters a stage of few members takes from its neighbours."""
 MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
-REPORT_EVERY_S = 0.25
+REPORT_EVERY_S, LONGEST_REPORT_S, REPORTS_A_STEP = 0.25, 2.0, 400
+"""But at once where there is more to say: the rest keeps a leader sure that its members live, and them of its word."""
 USUAL_TIMES = 2.0
 """A step that takes so many times as long as steps lately did has a leader that waits for nothing."""
 
@@ -68,7 +69,8 @@ class ProgressCalls:
         while steps.is_open(state):
             if steps.is_member and (state.round is None or state.round.roster is None):
                 await self._report(state)
-            await happened(state.dirty, within_s=REPORT_EVERY_S)
+            pause_s = min(LONGEST_REPORT_S, max(REPORT_EVERY_S, (steps.usual_s or 0.0) / REPORTS_A_STEP))
+            await happened(state.dirty, within_s=pause_s)
             state.dirty.clear()
 
     async def _report(self, state: StepState) -> None:

@@ -18,7 +18,8 @@ from verification.round.papers import Bytes
 log = logging.getLogger(__name__)
 
 ROUND = "round"
-RESEND_S = 0.2
+RESEND_S, LONGEST_RESEND_S = 0.2, 2.0
+"""Doubled each time, for a message that a member is not ready for may be long."""
 
 
 class RoundMail:
@@ -49,7 +50,7 @@ class RoundMail:
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
-        num_bytes, may_be_there = sum(map(len, bodies)), False
+        num_bytes, may_be_there, again_s = sum(map(len, bodies)), False, RESEND_S
         while self._steps.is_open(state):
             asked_at = time.monotonic()
             try:
@@ -76,7 +77,8 @@ class RoundMail:
                 self._presence.unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
                 log.debug("%s, %d bytes: %s", what, num_bytes, error)
-                await asyncio.sleep(RESEND_S)
+                await asyncio.sleep(again_s)
+                again_s = min(LONGEST_RESEND_S, 2 * again_s)
                 continue
             else:
                 state.sent_bytes += num_bytes

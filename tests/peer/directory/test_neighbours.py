@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.red_team.virtual_time import run_virtually
-from peer.directory.neighbours import LOOKUP_EVERY_S, WATCH, WATCH_S, Neighbours, stage_topic
+from peer.directory.neighbours import LONGEST_LOOKUP_S, LOOKUP_EVERY_S, WATCH, WATCH_S, Neighbours, stage_topic
 from peer.stage.events import Events
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.memory import MemoryNetwork
@@ -41,7 +41,7 @@ def test_a_peer_that_answers_at_once_is_watched_as_often_as_others_are_looked_fo
         events.seal()
         context: Any = SimpleNamespace(settings=small_settings(1), run_id=RUN_ID, transport=mine, events=events)
         neighbours = Neighbours(
-            context, network.directory(ME), STAGE, lambda: Version(0), lambda peer, fields: True, dict
+            context, network.directory(ME), STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: None
         )
         watching = asyncio.ensure_future(neighbours.run())
         await asyncio.sleep(FOR_S)
@@ -70,7 +70,7 @@ def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> N
         events.seal()
         context: Any = SimpleNamespace(settings=settings, run_id=RUN_ID, transport=mine, events=events)
         neighbours = Neighbours(
-            context, network.directory(ME), STAGE, lambda: Version(0), lambda peer, fields: True, dict
+            context, network.directory(ME), STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: None
         )
         watching = asyncio.ensure_future(neighbours.run())
         await asyncio.sleep(2 * LOOKUP_EVERY_S)
@@ -83,3 +83,47 @@ def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> N
         return found
 
     assert run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None) == {OTHER.peer_id}
+
+
+def looked_up(usual_s: float | None, *, is_beside: bool) -> int:
+    """How often in a minute, by one of two stages, of that or of the other, where a peer of either is there or not."""
+    looked = 0
+
+    class Counting:
+        async def lookup(self, topic: str) -> dict[PeerId, Any]:
+            nonlocal looked
+            looked += topic == stage_topic(RUN_ID, 1)
+            return {OTHER.peer_id: {"addresses": [], "version": 0}} if is_beside else {}
+
+        async def publish(self, topic: str, fields: Any, *, ttl_s: float) -> None:
+            pass
+
+    async def on_watch(sender: PeerId, request: Message) -> Message:
+        if request.meta["waits"]:
+            await asyncio.sleep(WATCH_S)
+        return Message()
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, other = network.transport(ME), network.transport(OTHER)
+        other.serve(WATCH, on_watch, max_body_bytes=0)
+        events = Events()
+        events.seal()
+        context: Any = SimpleNamespace(settings=small_settings(2), run_id=RUN_ID, transport=mine, events=events)
+        directory: Any = Counting()
+        neighbours = Neighbours(
+            context, directory, STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: usual_s
+        )
+        watching = asyncio.ensure_future(neighbours.run())
+        await asyncio.sleep(60.0)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    return looked
+
+
+def test_long_steps_are_looked_up_for_seldom_unless_nobody_is_there() -> None:
+    assert looked_up(None, is_beside=True) >= 58
+    assert looked_up(200.0, is_beside=True) <= 60.0 / LONGEST_LOOKUP_S + 2
+    assert looked_up(200.0, is_beside=False) >= 58

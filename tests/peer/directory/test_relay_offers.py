@@ -86,7 +86,13 @@ def test_whoever_takes_a_place_goes_on_announcing_itself(other: str) -> None:
         events: Any = SimpleNamespace()
         context: Any = SimpleNamespace(settings=small_settings(1), run_id=RUN_ID, transport=transport, events=events)
         neighbours = Neighbours(
-            context, network.directory(ME), StageIndex(0), lambda: Version(0), lambda peer, fields: True, dict
+            context,
+            network.directory(ME),
+            StageIndex(0),
+            lambda: Version(0),
+            lambda peer, fields: True,
+            dict,
+            lambda: None,
         )
         await neighbours.announce_once()
         assert len(transport.relayed) < MAX_RELAY_ADDRESSES
