@@ -88,7 +88,7 @@ def test_the_owner_is_asked_once_for_all_peers_of_the_daemon(
     told = [offer(prepared.signed, prepared.settings, 0, OwnerLimits(), number) for number in (1, 2)]
     assert "stage 0 on each of 2 GPUs" in told[1]["model"]
     assert told[0]["traffic"] != told[1]["traffic"]
-    memory = [f"{size} GiB, the program itself included" for size in ("0.5", "0.6")]
+    memory = [f"{size} GiB, the program itself included" for size in ("0.4", "0.5")]
     assert [one["memory"] for one in told] == memory, "the program counts once"
 
 
