@@ -13,6 +13,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "homeswarm needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@# Compiled once, and not by each of a run's processes at the same time.
+	$(BIN)/python -c 'import bootstrap.program.hosting, peer.program.life, swarm.local.transformers_library as all; all.transformers.LlamaModel'
 	@touch $(STAMP)
 
 demo: install

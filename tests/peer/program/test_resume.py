@@ -17,6 +17,7 @@ from tests.verification.histories import ids_by_step
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_what_its_peers_hold_after_everything_was_killed(zygote: Zygote, tmp_path: Path) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=16, every=4) as swarm:
         swarm.start_host()

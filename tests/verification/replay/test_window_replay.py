@@ -70,6 +70,7 @@ def test_an_honest_window_comes_out_to_the_bit(window: Window) -> None:
     assert window.beside(window.exhibits).grade is Grade.HONEST
 
 
+@pytest.mark.soak
 def test_in_bf16_other_attention_is_honest_by_own_error_and_a_step_left_out_is_fraud() -> None:
     window = Window("bf16")
     with sdpa_kernel(SDPBackend.MATH):
