@@ -37,7 +37,6 @@ IMPURE = {
 CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 CANONICAL = ("swarm/core/canonical.py", "ormsgpack")
 TRANSFORMERS_AT = "swarm/local/transformers_library.py"
-FROM_TRANSFORMERS = {"transformers.GenerationConfig", "transformers.PreTrainedTokenizerFast"}
 WORDY = "this is where"
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
@@ -136,8 +135,8 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
         yield f"imports the world {world}, which is around it"
     if package in NETWORK_ONLY and not path.startswith(("swarm/network/", "swarm/proto/")):
         yield f"imports {package} outside swarm/network"
-    if module.startswith("transformers.") and module not in FROM_TRANSFORMERS and path != TRANSFORMERS_AT:
-        yield f"imports {module}: models of transformers come of {TRANSFORMERS_AT}, which loads no compiler with them"
+    if package == "transformers" and path != TRANSFORMERS_AT:
+        yield f"imports {module}: it comes of {TRANSFORMERS_AT}, which loads no compiler with it"
     if path.startswith("swarm/network/p2pd/dial_check") and package == "hivemind":
         yield "imports hivemind beside libp2p"
     if path.startswith("swarm/core/"):

@@ -247,7 +247,7 @@ def _dtype(model: ModelSettings) -> str:
 
 
 def _write_configs(info: CheckpointInfo, model: ModelSettings, out: Path) -> None:
-    from transformers import GenerationConfig
+    from swarm.local.transformers_library import transformers
 
     whole = whole_config(model.config_json)
     config = type(whole).from_dict(whole.to_dict())
@@ -261,24 +261,27 @@ def _write_configs(info: CheckpointInfo, model: ModelSettings, out: Path) -> Non
     config.save_pretrained(out)
     came_with = info.path / PARENT / GENERATION
     if came_with.is_file():
-        said, known = _without(came_with, ()), GenerationConfig().to_dict()
+        said, known = _without(came_with, ()), transformers.GenerationConfig().to_dict()
         kept = {name: value for name, value in said.items() if name in known}
         (out / GENERATION).write_text(json.dumps(kept, indent=1) + "\n")
     else:
-        GenerationConfig.from_model_config(config).save_pretrained(out)
+        transformers.GenerationConfig.from_model_config(config).save_pretrained(out)
     (out / "README.md").write_text(model_card(info, notes))
 
 
 def _write_byte_tokenizer(out: Path) -> None:
     """A tokenizer of the `tokenizers` library whose ids are the bytes of the UTF-8 text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+
+    from swarm.local.transformers_library import transformers
 
     letters = _letter_of_byte()
     tokenizer = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False).save_pretrained(out)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False
+    ).save_pretrained(out)
 
 
 def _letter_of_byte() -> list[str]:

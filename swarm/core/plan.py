@@ -51,7 +51,7 @@ KEPT_FOR_MESSAGES_BYTES = 128 << 20
 """Memory of messages on their way and what they leave for later ones (`swarm.memory.kept_buffers`), at most: what is to
 stay of them goes to disk at once."""
 
-LIBRARIES_BYTES = 270 << 20
+LIBRARIES_BYTES = 300 << 20
 """Of a daemon that has loaded all that it computes with on a CPU, before it holds anything: a peer counts its own."""
 P2PD_BYTES = 64 << 20
 """Of a p2pd and its guard, beside what each peer that it carries bulk for takes (`benchmarks.owner.carrier`)."""

@@ -188,7 +188,7 @@ def canonical_config_json(config: dict[str, Any]) -> str:
 
 def keys_of(model_type: str) -> frozenset[str]:
     """The keys that a config of the family may have, but for `DESCRIPTIVE` ones. Empty for an unknown family."""
-    import transformers
+    from swarm.local.transformers_library import transformers
 
     family = FAMILIES.get(model_type)
     if family is None:
@@ -204,7 +204,7 @@ def whole_fields(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises SettingsError as `validate_config`, but for settings that stages could not keep to.
     """
-    import transformers
+    from swarm.local.transformers_library import transformers
 
     family = FAMILIES[_checked_type(config)]
     if "quantization_config" in config:
@@ -274,7 +274,7 @@ def is_tied(model: ModelSettings, stage: int) -> bool:
 
 @lru_cache(maxsize=32)
 def _checked_config(config_json: str) -> Any:
-    import transformers
+    from swarm.local.transformers_library import transformers
 
     try:
         fields = json.loads(config_json)
@@ -313,7 +313,7 @@ def _refusing() -> Iterator[None]:
 
 def _refuse_unknown(fields: dict[str, Any], model_type: str) -> None:
     """Raises SettingsError for keys that are none of the family's, and for sizes that no model has."""
-    import transformers
+    from swarm.local.transformers_library import transformers
 
     family = FAMILIES[model_type]
     if "quantization_config" in fields:

@@ -47,6 +47,8 @@ class Stack(nn.Module):
     ) -> None:
         """`decoder` is the family's own, with any number of layers; its parts become the stack's. `subspace`: that in
         which the values lie which stages send."""
+        from swarm.local.transformers_library import without_data
+
         super().__init__()
         self.family, self.config, self.subspace = family, config, subspace
         is_first, is_last = layers.start == 0, layers.stop == config.num_hidden_layers
@@ -57,7 +59,7 @@ class Stack(nn.Module):
         self.positions = getattr(decoder, family.positions) if is_first and family.positions is not None else None
         self.rotary = type(decoder.rotary_emb)(config).to(device) if hasattr(decoder, "rotary_emb") else None
         layer_class = type(getattr(decoder, family.layers)[0])
-        with torch.device("meta"):
+        with without_data():
             self.layers = nn.ModuleList(layer_class(config, layer_idx=at) for at in layers)
         self.norm = getattr(decoder, family.norm) if is_last else None
         if subspace is not None:
@@ -178,14 +180,14 @@ def _adapt(layers: nn.ModuleList, adapters: AdapterSettings) -> None:
 def decoder_of(config_json: str) -> Any:
     """The family's own decoder with one layer, on the meta device: what stacks are made of, and its rules for first
     weights (`_init_weights`)."""
-    from swarm.local.transformers_library import transformers
+    from swarm.local.transformers_library import transformers, without_data
 
     whole = _computed_config(config_json)
     config = copy.deepcopy(whole)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:1]
-    with torch.device("meta"):
+    with without_data():
         decoder: Any = getattr(transformers, family_of(config_json).decoder_class)(config)
     decoder.config = whole
     return decoder

@@ -216,9 +216,11 @@ def _conv1d() -> Any:
 
 def narrowed(module: nn.Module, subspace: Subspace) -> nn.Module:
     """An embedding, or a product, of which so many values are trained as the subspace has; on the meta device."""
+    from swarm.local.transformers_library import without_data
+
     size = subspace.basis_DK.shape[1]
     made: Any
-    with torch.device("meta"):
+    with without_data():
         if isinstance(module, nn.Embedding):
             made = SubspaceEmbedding(module.num_embeddings, size, module.padding_idx)
         elif isinstance(module, nn.Linear):

@@ -29,7 +29,7 @@ class ChatEncoder:
 
     def __init__(self, path: Path, marks: Marks) -> None:
         """Raises SettingsError if there is no tokenizer there, or none with a template."""
-        import transformers
+        from swarm.local.transformers_library import transformers
 
         folder = path if path.is_dir() else path.parent
         if not (folder / "tokenizer.json").is_file():

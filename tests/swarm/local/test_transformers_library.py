@@ -8,11 +8,13 @@ from tests import ROOT
 
 PROGRAM = """
 import json, sys, torch
-from swarm.local.transformers_library import masking_utils, transformers
+from swarm.local.transformers_library import masking_utils, transformers, without_data
 config = transformers.LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                                   vocab_size=32, attn_implementation="sdpa")
 x = torch.zeros(1, 8, dtype=torch.long)
 transformers.LlamaForCausalLM(config)(x, labels=x).loss.backward()
+with without_data():
+    assert {one.device.type for one in transformers.LlamaModel(config).parameters()} == {"meta"}
 spared = "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy.optimize"
 loaded = [name for name in spared if name in sys.modules]
 with masking_utils.TransformGetItemToIndex():
