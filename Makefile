@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@# Compiled once, and not by each of a run's processes at the same time.
-	$(BIN)/python -c 'import bootstrap.program.hosting, peer.program.life, swarm.local.transformers_library as all; all.transformers.LlamaModel'
+	$(BIN)/python -c 'import bootstrap.program.hosting, peer.program.life, swarm.local.transformers_library as library; library.transformers.LlamaModel'
 	@touch $(STAMP)
 
 demo: install

@@ -81,7 +81,7 @@ def without_data() -> Iterator[None]:
         yield
 
 
-def _load() -> tuple[Any, Any, Any]:
+def _load() -> Any:
     import transformers.utils
     from transformers.utils import import_utils
 
@@ -95,7 +95,7 @@ def _load() -> tuple[Any, Any, Any]:
         import transformers.masking_utils
         import transformers.modeling_utils
         import transformers.pytorch_utils
-    return transformers, transformers.masking_utils, transformers.pytorch_utils
+    return transformers
 
 
-transformers, masking_utils, pytorch_utils = _load()
+transformers = _load()

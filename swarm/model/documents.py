@@ -46,9 +46,9 @@ class Documents:
     @property
     def mask(self) -> Any:
         """What transformers takes a mask for attention from, besides the one of the layer's kind."""
-        from swarm.local.transformers_library import masking_utils
+        from swarm.local.transformers_library import transformers
 
-        return masking_utils.packed_sequence_mask_function(self.numbers_BL)
+        return transformers.masking_utils.packed_sequence_mask_function(self.numbers_BL)
 
 
 def split(documents: Documents | None, slices: int) -> "Sequence[Documents | None]":

@@ -69,7 +69,7 @@ class Stack(nn.Module):
 
     def forward(self, x: StageInput, documents: Documents | None = None) -> torch.Tensor:
         """`documents`: that samples are packed of; None: each is one. In a subspace (B, L, K) but at the last stage."""
-        from swarm.local.transformers_library import masking_utils
+        from swarm.local.transformers_library import transformers
 
         if documents is None:
             positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
@@ -77,8 +77,8 @@ class Stack(nn.Module):
             positions_BL = documents.positions_BL
         hidden_BLD, fixed_BLD = self._entered(x, positions_BL)
         masks = {
-            "full_attention": masking_utils.create_causal_mask,
-            "sliding_attention": masking_utils.create_sliding_window_causal_mask,
+            "full_attention": transformers.masking_utils.create_causal_mask,
+            "sliding_attention": transformers.masking_utils.create_sliding_window_causal_mask,
         }
         given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
         if documents is not None:

@@ -462,14 +462,14 @@ def _compute_alike() -> None:
 
 def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:
     """Names in the whole model of what autocast would round for each product."""
-    from swarm.local.transformers_library import pytorch_utils
+    from swarm.local.transformers_library import transformers
 
     found = {
         names[f"{path}.{name}"]
         for path, module in stack.named_modules()
         for name, value in module.named_parameters(recurse=False)
         # Of three dimensions are a layer's experts.
-        if isinstance(module, nn.Linear | pytorch_utils.Conv1D) or value.ndim == 3
+        if isinstance(module, nn.Linear | transformers.pytorch_utils.Conv1D) or value.ndim == 3
     }
     return found if head_name is None else found | {head_name}
 

@@ -201,9 +201,9 @@ class SubspaceEmbedding(nn.Embedding):
 
 @lru_cache(maxsize=1)
 def _conv1d() -> Any:
-    from swarm.local.transformers_library import pytorch_utils
+    from swarm.local.transformers_library import transformers
 
-    class SubspaceConv1D(pytorch_utils.Conv1D):  # type: ignore[misc]
+    class SubspaceConv1D(transformers.pytorch_utils.Conv1D):  # type: ignore[misc]
         """GPT-2's product, whose result lies in the subspace."""
 
         lift_DK: torch.Tensor

@@ -8,7 +8,7 @@ from tests import ROOT
 
 PROGRAM = """
 import json, sys, torch
-from swarm.local.transformers_library import masking_utils, transformers, without_data
+from swarm.local.transformers_library import transformers, without_data
 config = transformers.LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                                   vocab_size=32, attn_implementation="sdpa")
 x = torch.zeros(1, 8, dtype=torch.long)
@@ -17,7 +17,7 @@ with without_data():
     assert {one.device.type for one in transformers.LlamaModel(config).parameters()} == {"meta"}
 spared = "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy.optimize"
 loaded = [name for name in spared if name in sys.modules]
-with masking_utils.TransformGetItemToIndex():
+with transformers.masking_utils.TransformGetItemToIndex():
     masked = torch.vmap(lambda place: torch.arange(4)[place])(torch.arange(4))
 import torch.distributed.tensor
 compiled = torch.compile(lambda y: y + 1, backend="eager")(torch.ones(1))
