@@ -3,8 +3,9 @@
 While a round fills the uplink, all of them together have a third of it, in bytes, or a half where there is one other
 member (`swarm.core.transfers.join_share`). (By lanes they had more, for one long message after another goes over
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
-four fifths by one lane against sixteen.) While a round is behind they have a quarter of that: all others wait for the
-round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
+four fifths by one lane against sixteen.) A member that was cut off is first among them: the next round is short of it.
+While a round is behind, all others have a quarter of that: members wait for the round, and who joins for nothing that
+will not come a little later. What a round leaves idle is theirs.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
 from swarm.core.transfers import PIECE_BYTES, join_share
+from swarm.network.transport import Message
 
 LATE_TIMES = 1.25
 """A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
@@ -40,7 +42,7 @@ class _Turn:
 
 
 class Joiners:
-    """Who is no member, and has or waits for an answer with bulk."""
+    """Who catches up, and has or waits for an answer with bulk."""
 
     def __init__(self, steps: StageSteps, lanes: Callable[[], int], wanted: Callable[[], float | None]) -> None:
         """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want them
@@ -55,11 +57,8 @@ class Joiners:
         self._looking: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId) -> AsyncIterator[Callable[[int], None]]:
-        """Whose answer goes next; gives what is to be told how long that is. Members wait for nobody."""
-        if peer in self._steps.chain.members:
-            yield lambda num_bytes: None
-            return
+    async def turn(self, peer: PeerId, _: Message) -> AsyncIterator[Callable[[int], None]]:
+        """Whose answer goes next; gives what is to be told how long that is."""
         turn = _Turn(peer, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         self._begin()
@@ -95,10 +94,17 @@ class Joiners:
     @property
     def _bytes_per_s(self) -> float | None:
         """Of all answers together; None: as many as there are lanes."""
-        wanted = self._wanted()
+        wanted, members = self._wanted(), self._steps.chain.members
         if wanted is None:
             return None
-        return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if self.is_behind else 1.0)
+        is_spared = (
+            self.is_behind and self._busy.keys().isdisjoint(members) and not any(map(self._is_back, self._waiting))
+        )
+        return wanted * join_share(len(members)) * (BEHIND_SHARE if is_spared else 1.0)
+
+    def _is_back(self, turn: _Turn) -> bool:
+        """Whether it is a member's, that was cut off."""
+        return turn.peer in self._steps.chain.members
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
@@ -113,10 +119,11 @@ class Joiners:
         return self._ahead_bytes > 0
 
     def _begin(self) -> None:
-        """All who may go, those first who have the fewest under way. Each has one lane, whoever else takes others."""
+        """All who may go: members first, then those with the fewest under way. Each has one lane, whoever else takes
+        others."""
         most = self._lanes()
         while waiting := [one for one in self._waiting if not one.place.done()]:
-            turn = min(waiting, key=lambda one: self._busy[one.peer])
+            turn = min(waiting, key=lambda one: (not self._is_back(one), self._busy[one.peer]))
             if self._busy[turn.peer] and self._busy.total() >= most:
                 return
             if self._is_ahead():

@@ -5,9 +5,11 @@ reduced part goes with the signature of whoever reduced it, whoever hands it on:
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, repeat
@@ -102,7 +104,15 @@ class PartExchange:
     def serve(self) -> None:
         """Begin to answer who asks for parts."""
         self._context.transport.serve(PART_BYTES, self._on_part_bytes, max_body_bytes=0)
-        self._context.transport.in_turns(PART_BYTES, self.joiners.turn)
+        self._context.transport.in_turns(PART_BYTES, self._turn)
+
+    def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
+        """Members take the parts of a round that is under way at once, for it waits for them; the results of those
+        that are over, in their turns."""
+        is_open = self._steps.open_step(Step(Fields("part request", request.meta).integer("step"))) is not None
+        if is_open and sender in self._steps.chain.members:
+            return contextlib.nullcontext(lambda _: None)
+        return self.joiners.turn(sender, request)
 
     # -- the own contribution -----------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """How a peer that is behind, or new, comes to its stage's present version and becomes a member.
 
 From the stage's other peers: signed results one after another, or a snapshot in checked chunks first; then it asks
-to be put on the next roster.
+to be put on the next roster. Until it is a member it takes what the stage's rounds have reduced while they go on: on a
+home line a result takes as long as half a round, and a member that has it later is left out of the next.
 """
 
 import asyncio
@@ -9,7 +10,9 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from peer.round.joiners import Joiners
 from peer.round.rounds import StageRounds
@@ -19,7 +22,16 @@ from peer.stage.events import Overtaken
 from peer.state.joining_state import MOST_DONORS, JoiningState
 from peer.state.way_back import bytes_of_result_and_state
 from swarm.checkpoint.state import Bytes
-from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_bare_results, fetch_parts
+from swarm.checkpoint.transfer import (
+    CHUNK,
+    EARLY_PARTS,
+    MOST_EARLY_PARTS,
+    SNAPSHOT,
+    Offer,
+    fetch_bare_results,
+    fetch_early_parts,
+    fetch_parts,
+)
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -58,6 +70,7 @@ class StateDonor:
             (RESULTS, self._on_results),
             (SNAPSHOT, self._on_snapshot),
             (CHUNK, self._on_chunk),
+            (EARLY_PARTS, self._on_early_parts),
             (JOIN, self._on_join),
         ):
             transport.serve(method, handler, max_body_bytes=0)
@@ -114,6 +127,14 @@ class StateDonor:
         self.num_given += 1
         return Message({}, await asyncio.to_thread(snapshot.chunk, index))
 
+    async def _on_early_parts(self, sender: PeerId, request: Message) -> Message:
+        """What is here of an open step's result."""
+        fields = Fields("early parts request", request.meta)
+        state, start = self._steps.open_step(Step(fields.integer("step"))), fields.integer("from", high=1 << 32)
+        made = state.parts.reductions if state is not None else ()
+        named: list[Value] = [[one.part, one.digest] for one in made if one.cohort is None and not one.is_empty]
+        return Message({"parts": named[start : start + MOST_EARLY_PARTS]})
+
     async def _on_join(self, sender: PeerId, request: Message) -> Message:
         steps, fields = self._steps, Fields("join request", request.meta)
         ticket = Ticket.from_value(fields.message("ticket"))
@@ -140,6 +161,17 @@ class StateDonor:
         return Message({"version": steps.next_to_join()})
 
 
+@dataclass
+class EarlyParts:
+    """What was named of the result of a step that is open: of each part one encoding, for there is one as a rule."""
+
+    step: Step | None = None
+    num_named: Counter[PeerId] = field(default_factory=Counter)
+    """By each donor."""
+    parts: set[int] = field(default_factory=set)
+    """That were asked for."""
+
+
 class CatchUp:
     """Brings `rounds` to the stage's present, and this peer onto the roster."""
 
@@ -163,6 +195,7 @@ class CatchUp:
         self._behind: set[PeerId] = set()
         self._parts: dict[bytes, Bytes] = {}
         """Of the result that comes next, by digest: those that are here."""
+        self._early = EarlyParts()
         self._chunks: dict[bytes, memoryview] = {}
         """Of a state whose transfer broke off."""
         self._is_wrong = False
@@ -277,6 +310,38 @@ class CatchUp:
             self._parts.clear()
         if offered.version > steps.version:
             self._behind.add(donor)
+        elif offered.version == started_at and not self._takes_part:
+            await self._take_early_parts(donor)
+
+    async def _take_early_parts(self, donor: PeerId) -> None:
+        """Those that the donor and others have of the present round's result."""
+        steps, early = self._steps, self._early
+        settings, num_parts, step = steps.context.settings, steps.replica.num_parts, Step(steps.version)
+        if early.step != step:
+            early = self._early = EarlyParts(step)
+            self._parts.clear()
+        named = await fetch_early_parts(self._transport, donor, step, settings, start=early.num_named[donor])
+        early.num_named[donor] += len(named)
+        wanted = {digest: part for part, digest in named if part < num_parts and part not in early.parts}
+        early.parts |= {*wanted.values()}
+        await fetch_parts(
+            self._transport, self._donors(donor), step, wanted, settings, self._parts, largest_bytes=self._largest_bytes
+        )
+        if wanted:
+            log.info("step %d: %d of %d parts are here before the result", step, len(early.parts), num_parts)
+
+    @property
+    def _largest_bytes(self) -> int:
+        """Of a part of a result."""
+        replica = self._steps.replica
+        return max(map(replica.parts().result_bytes, range(replica.num_parts)))
+
+    def _donors(self, first: PeerId) -> list[PeerId]:
+        """Of parts: it and others, members before those whom anybody can be in the directory."""
+        others = [peer for peer in self._others() if peer != first]
+        self._rng.shuffle(others)
+        others.sort(key=lambda peer: peer not in self._steps.chain.members)
+        return [first, *others[: MOST_DONORS - 1]]
 
     def _is_dear(self, version: int) -> bool:
         """Whether the results up to the snapshot before `version` are more bytes than that snapshot."""
@@ -292,21 +357,26 @@ class CatchUp:
         settings = steps.context.settings
         facts = steps.chain.facts(settings, num_parts=replica.num_parts, phase_s=settings.deadlines.call_s)
         facts.check_result(result, verify, certified=True)
-        others = [peer for peer in self._others() if peer != donor]
-        self._rng.shuffle(others)
-        others.sort(key=lambda peer: peer not in steps.chain.members)  # anybody can be in the directory
-        largest = max(map(replica.parts().result_bytes, range(replica.num_parts)))
-        donors = [donor, *others[: MOST_DONORS - 1]]
         state = steps.open_step(result.roster.step)
         held = state.parts if state is not None else StepParts()
         # What the step's round has need not come again, nor what is on its way here.
         keys = {(part.part, part.digest) for part in result.parts} & held.reduced.keys()
         self._parts |= {digest: held.reduced[part, digest] for part, digest in keys}
         held.are_caught_up_on = True
+        named = {part.digest: part.part for part in result.parts if not part.is_empty}
         try:
-            return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)
+            await fetch_parts(
+                self._transport,
+                self._donors(donor),
+                result.roster.step,
+                named,
+                settings,
+                self._parts,
+                largest_bytes=self._largest_bytes,
+            )
         finally:
             held.are_caught_up_on = False
+        return [b"" if part.is_empty else self._parts[part.digest] for part in result.parts]
 
     async def _load_snapshot(self, donor: PeerId) -> None:
         steps = self._steps

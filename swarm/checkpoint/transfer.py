@@ -6,7 +6,7 @@ and CHUNK {stage, version, index} with one chunk.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from swarm.checkpoint.state import (
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
-from swarm.core.round.contribution import Result
+from swarm.core.round.contribution import MAX_PARTS, Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.core.transfers import MOST_LANES, bytes_per_s, longest_s
@@ -41,6 +41,11 @@ log = logging.getLogger(__name__)
 SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
 PART_BYTES = "part_bytes"
 """{step, part, digest} -> that part of a step's result, of a step that is open or whose result is kept."""
+EARLY_PARTS = "early_parts"
+"""{step, from} -> {parts: [[part, digest], ...]}: what is here of an open step's result, in the order in which it
+came, but for the first so many. It may yet turn out otherwise."""
+MOST_EARLY_PARTS = 64
+"""Named in one answer."""
 MAX_HASH_BYTES = 32 << 20
 MAX_STATE_BYTES_PER_VALUE = 32
 
@@ -162,22 +167,42 @@ async def fetch_bare_results(
     return OfferedResults(version, oldest, tuple((result, []) for result in results))
 
 
+async def fetch_early_parts(
+    transport: Transport, donor: PeerId, step: Step, settings: RunSettings, *, start: int
+) -> list[tuple[int, bytes]]:
+    """Numbers and digests of what the donor has of an open step's result, but for the first `start`, as it says.
+
+    Raises TransientError or RemoteError.
+    """
+    request: dict[str, Value] = {"step": step, "from": start}
+    call_s = settings.deadlines.call_s
+    reply = await transport.call(donor, EARLY_PARTS, Message(request), timeout_s=call_s, max_body_bytes=0)
+    return [*Fields("early parts", reply.meta).items("parts", _read_part, max_items=MOST_EARLY_PARTS)]
+
+
+def _read_part(value: Value) -> tuple[int, bytes]:
+    """Number and digest."""
+    pair = Fields("an early part", {"of": value}).items("of", lambda item: item, max_items=2)
+    fields = Fields("an early part", dict(zip(("part", "digest"), pair, strict=False)))
+    return fields.integer("part", high=MAX_PARTS - 1), fields.octets("digest", length=32)
+
+
 async def fetch_parts(
     transport: Transport,
     donors: Sequence[PeerId],
-    result: Result,
+    step: Step,
+    named: Mapping[bytes, int],
     settings: RunSettings,
     held: dict[bytes, Bytes],
     *,
     largest_bytes: int,
-) -> list[Bytes]:
-    """The bytes of a result's parts, each checked, from several donors at once; those `held` are not fetched again.
+) -> None:
+    """The bytes of parts of a step's result, `named` by digest, each checked, from several donors at once; those `held`
+    are not fetched again.
 
-    What comes is put there by digest, and stays if the rest does not come. A donor that fails, or gives other
-    bytes, is asked no more. Raises the last donor's TransientError or
-    RemoteError.
+    What comes is put there, and stays if the rest does not come. A donor that fails, or gives other bytes, is asked no
+    more. Raises the last donor's TransientError or RemoteError.
     """
-    step = int(result.roster.step)
     part_s = transfer_s(settings, MOST_LANES * largest_bytes)
 
     async def fetch(donor: PeerId, piece: tuple[int, bytes]) -> int:
@@ -195,9 +220,7 @@ async def fetch_parts(
         held[wanted] = reply.body
         return len(reply.body)
 
-    named = {part.digest: part.part for part in result.parts if not part.is_empty and part.digest not in held}
-    await from_donors(donors, [(index, wanted) for wanted, index in named.items()], fetch)
-    return [b"" if part.is_empty else held[part.digest] for part in result.parts]
+    await from_donors(donors, [(index, wanted) for wanted, index in named.items() if wanted not in held], fetch)
 
 
 def _sizes(value: Value) -> tuple[int, ...]:

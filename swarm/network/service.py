@@ -39,7 +39,7 @@ class ServiceLimits:
 class Service:
     handler: Handler
     max_body_bytes: int
-    turn: Turn = field(default=lambda _: contextlib.nullcontext(lambda _: None))
+    turn: Turn = field(default=lambda *_: contextlib.nullcontext(lambda _: None))
 
 
 class Services:
@@ -138,7 +138,7 @@ async def ask(
     Raises only RemoteError and TransientError.
     """
     try:
-        will_go = await turn.enter_async_context(service.turn(peer_id))
+        will_go = await turn.enter_async_context(service.turn(peer_id, request))
         reply = await service.handler(peer_id, request)
         meta = pack(reply.meta)
         if len(meta) > MAX_META_BYTES:

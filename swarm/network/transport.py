@@ -43,7 +43,7 @@ RemoteError or TransientError respectively; any other exception is logged here a
 TransientError without its text.
 """
 
-Turn = Callable[[PeerId], AbstractAsyncContextManager[Callable[[int], None]]]
+Turn = Callable[[PeerId, Message], AbstractAsyncContextManager[Callable[[int], None]]]
 """What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go; it gives
 what is told of how many bytes that has, before it goes."""
 

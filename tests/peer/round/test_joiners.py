@@ -1,6 +1,7 @@
 """Who joins shares one member's part of a donor's uplink, and less while a round is behind."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
 from swarm.core.transfers import PIECE_BYTES
+from swarm.network.transport import Message
 
 MEMBER, ME, NEW, BACK, THIRD = map(PeerId, ("member", "me", "new", "back", "third"))
 LANES = 4
@@ -87,7 +89,7 @@ class Crowd:
         await settled()
 
     async def _hold(self, peer: PeerId) -> None:
-        async with self.joiners.turn(peer) as goes:
+        async with self.joiners.turn(peer, Message()) as goes:
             if self.num_bytes:
                 goes(self.num_bytes)
             event = asyncio.Event()
@@ -109,15 +111,14 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_joiners_share_the_lanes_of_one_and_members_wait_for_nobody(clock: Clock) -> None:
+def test_joiners_share_the_lanes_of_one(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps())
         crowd.ask(*[NEW] * 6)
         await settled()
         assert crowd.under_way == [NEW] * LANES
-        crowd.ask(*[BACK] * 3, *[MEMBER] * 20)
+        crowd.ask(*[BACK] * 3)
         await settled()
-        assert crowd.under_way.count(MEMBER) == 20
         assert crowd.under_way.count(BACK) == 1, "one has whoever comes, however many others have"
         for _ in range(2):
             await crowd.end_one_of(NEW)
@@ -129,9 +130,9 @@ def test_joiners_share_the_lanes_of_one_and_members_wait_for_nobody(clock: Clock
     asyncio.run(main())
 
 
-async def bytes_in(crowd: Crowd, clock: Clock, seconds: float) -> int:
+async def bytes_in(crowd: Crowd, clock: Clock, seconds: float, peers: Sequence[PeerId] = (NEW, BACK)) -> int:
     """That begin to go meanwhile, where each answer has gone at once and two ask for the next."""
-    crowd.ask(*[NEW] * 2, *[BACK] * 2)
+    crowd.ask(*peers, *peers)
     num_answers = 0
     for _ in range(int(seconds / LOOK_S)):
         clock.now += LOOK_S
@@ -171,6 +172,19 @@ def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_whi
         crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
         await settled()
         assert len(crowd.under_way) == LANES, "the round is over"
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_a_member_that_was_cut_off_is_first_and_has_its_part_also_while_the_round_is_without_it(clock: Clock) -> None:
+    async def main() -> None:
+        wanted, seconds = 10.0 * PIECE_BYTES, 30.0
+        crowd = Crowd(FakeSteps(FakeRound(roster=FakeRoster((MEMBER,)))), wanted)
+        went = await bytes_in(crowd, clock, seconds, (MEMBER, NEW))
+        theirs = wanted / 2 * seconds
+        assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
+        assert [peer for peer, _ in crowd.ends].count(NEW) <= 2 * LANES, "who is new has what a member leaves"
         await crowd.over()
 
     asyncio.run(main())

@@ -273,8 +273,8 @@ def test_calls_in_turns_hold_theirs_until_the_answer_has_gone(world: World, is_r
     lock, seen, lengths = asyncio.Lock(), list[str](), list[int]()
 
     @contextlib.asynccontextmanager
-    async def turn(peer: PeerId) -> AsyncIterator[Callable[[int], None]]:
-        assert peer == world.a.peer_id
+    async def turn(peer: PeerId, request: Message) -> AsyncIterator[Callable[[int], None]]:
+        assert (peer, request.meta) == (world.a.peer_id, {})
         async with lock:
             seen.append("turn")
             yield lengths.append
