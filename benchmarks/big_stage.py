@@ -8,7 +8,8 @@ defaults. After two rounds one more peer joins, and in the middle of a round the
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
 to the roster that names it; until it comes rounds are undisturbed. A figure whose name begins with `plan_` is what
-`swarm plan` says; the newcomer's that of a stage with one peer more, in which rounds go on. Needs root and `ip`.
+`swarm plan` says, told how long a step took here beside its round; the newcomer's that of a stage with one peer more,
+in which rounds go on. Needs root and `ip`.
 """
 
 import contextlib
@@ -42,6 +43,8 @@ from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
 LOOK_EVERY_S = 0.5
+LEAST_WORK_S = 0.01
+"""As if computing took no time at all."""
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 """That are counted before the newcomer comes, and after it is a member."""
 DOWN_TIMES = 5.0
@@ -234,6 +237,22 @@ def _fetched_steps(folder: Path) -> list[int]:
     return [int(made.roster.step) for made in results_on(folder) if me not in made.roster.members]
 
 
+def work_s(watched: Watched) -> float:
+    """Of a step, beside its round; in the median of those before the newcomer."""
+    rounds: dict[int, list[float]] = {}
+    for event in watched.events:
+        if event["event"] == "step" and event["stage"] == 1 and event["round_s"] > 0:
+            rounds.setdefault(event["step"], []).append(event["round_s"])
+    versions = [event for event in watched.events if event["event"] == "version"]
+    versions = [event for event in versions if 0 <= event["version"] - watched.begun["version"] <= ROUNDS_BEFORE]
+    beside = [
+        after["at"] - before["at"] - statistics.median(rounds[before["version"]])
+        for before, after in pairwise(versions)
+        if before["version"] in rounds
+    ]
+    return max(LEAST_WORK_S, statistics.median(beside)) if beside else LEAST_WORK_S
+
+
 def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, Any]) -> dict[str, Any]:
     """What the run came to, beside the plan of the stage, and of one with a peer more."""
     begun, ended, lines = watched.begun, watched.ended, watched.lines
@@ -297,11 +316,12 @@ def write_manifest(path: Path, *, params: int, snapshot_every: int) -> None:
     path.write_text(MANIFEST.format(hidden=HIDDEN_SIZE, mlp=mlp, snapshot_every=snapshot_every))
 
 
-def planned(manifest: Path, *, peers: int, uplink_mbit: float) -> dict[str, Any]:
+def planned(manifest: Path, *, peers: int, uplink_mbit: float, tflops: float = 1.0) -> dict[str, Any]:
     """What `swarm plan` says."""
     command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", str(peers)]
     command += ["--uplink-mbit", str(uplink_mbit), "--downlink-mbit", str(DOWN_TIMES * uplink_mbit)]
-    done = subprocess.run([*command, "--session-hours", "1000"], capture_output=True, text=True, check=False)
+    command += ["--tflops", str(tflops), "--session-hours", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     plan: dict[str, Any] = json.loads(done.stdout)  # also where the plan refuses the run
     return plan
 
@@ -340,11 +360,11 @@ def main(
         folder.mkdir(exist_ok=True)
         manifest = folder / "run.toml"
         write_manifest(manifest, params=params, snapshot_every=snapshot_every)
-        plan, of_more = (planned(manifest, peers=number, uplink_mbit=uplink_mbit) for number in (peers, peers + 1))
+        supposed = planned(manifest, peers=peers, uplink_mbit=uplink_mbit)["stages"][1]
         watched = watch(
             manifest,
             folder,
-            num_parameters=plan["stages"][1]["num_parameters"],
+            num_parameters=supposed["num_parameters"],
             peers=peers,
             uplink_mbit=uplink_mbit,
             slow_line=slow_line,
@@ -352,7 +372,11 @@ def main(
             with_newcomer=slow_line is None and not smoke,
             cut_s=cut_s,
         )
-        found = figures(watched, plan["stages"][1], of_more["stages"][1])
+        tflops = supposed["compute_s"] / work_s(watched)
+        plan, of_more = (
+            planned(manifest, peers=number, uplink_mbit=uplink_mbit, tflops=tflops) for number in (peers, peers + 1)
+        )
+        found = figures(watched, plan["stages"][1], of_more["stages"][1]) | {"work_seconds": work_s(watched)}
         found["plan_refusals"] = plan["refusals"]
     if as_json:
         click.echo(json.dumps(found))

@@ -622,9 +622,10 @@ def _plan_stage(
 
 
 def beside_a_joiner(assumptions: Assumptions) -> Assumptions:
-    """What a stage's peers have while somebody takes its state: of their uplinks, what that one leaves them. A stage's
-    only peer shares its line with one, too."""
-    return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * (1 - join_share(assumptions.peers_per_stage)))
+    """What a stage's peers have while somebody takes its state: of their uplinks, what that one leaves them, all of it,
+    for what rounds leave idle that one fills. A stage's only peer shares its line with one, too."""
+    left = min(1.0, (1 - join_share(assumptions.peers_per_stage)) / LINK_SHARE)
+    return replace(assumptions, uplink_mbit=assumptions.uplink_mbit * left)
 
 
 def steps_beside_s(
@@ -650,8 +651,7 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
     leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
     queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(join_share(members), 1 - part.uplink_s / step_s)
-    # What rounds leave idle while they wait for answers is filled by who joins.
+    free = max(join_share(members), 1 - LINK_SHARE * part.uplink_s / step_s)
     donors_per_s = members * assumptions.up_bytes_per_s / LINK_SHARE * free
     leavers_per_s = (members + 1) / (assumptions.session_hours * 3600)
     taken = leavers_per_s * state_bytes(settings, part.num_parameters) / donors_per_s

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.big_stage import Watched, figures, write_manifest
+from benchmarks.big_stage import Watched, figures, work_s, write_manifest
 from swarm.core.plan import HEADERS
 from swarm.core.round.contribution import Result
 from swarm.manifest.file import read_manifest
@@ -50,6 +50,10 @@ def test_a_part_without_a_contribution_on_the_roster_dropped_it() -> None:
     part = replace(result.parts[0], digest=bytes(32), contributors=())
     found = figures(watched([replace(result, parts=(part, *result.parts[1:]))], 0), STAGE, STAGE)
     assert found["contributions_dropped"] == 4
+
+
+def test_the_plan_is_told_how_long_steps_took_beside_their_rounds() -> None:
+    assert work_s(watched([], 0)) == 6.0, "7 and 5 s"
 
 
 def test_its_manifest_is_of_about_so_many_parameters(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_step_time_is_the_slowest_of_compute_and_links() -> None:
 
 
 def test_steps_last_longer_while_somebody_takes_a_state() -> None:
-    """As on lines of which that one has its share; and as often as somebody comes."""
+    """As on lines of which that one has its share, and that are full; and as often as somebody comes."""
     settings = _settings("[averaging]\nrule = 'mean'")
 
     def step_s(session_hours: float, uplink_mbit: float = 1.0, **supposed: float) -> float:
@@ -244,8 +244,8 @@ def test_steps_last_longer_while_somebody_takes_a_state() -> None:
     undisturbed_s = step_s(1e9)
     assert undisturbed_s < step_s(48.0) < step_s(24.0) < step_s(0.01)
     assert step_s(0.01) == pytest.approx(step_s(0.001)), "there is always one that joins"
-    share = join_share(LINKS.peers_per_stage)
-    both_s = step_s(1e9, 1.0 * (1 - share))
+    left = (1 - join_share(LINKS.peers_per_stage)) / LINK_SHARE
+    both_s = step_s(1e9, 1.0 * left)
     assert undisturbed_s < step_s(0.001) <= both_s, "of two stages one is enough"
     assert step_s(0.001) == pytest.approx(both_s, rel=0.03)
     settings = replace(settings, averaging=replace(settings.averaging, delay=1))
@@ -419,8 +419,8 @@ def test_sixteen_fast_machines_on_home_lines_are_slower_than_one_and_slow_ones_a
     assert not bad.is_good
     assert 1 / bad.times_alone == pytest.approx(9, rel=0.15), "a stage's hops, 1 kB a token, on 20 Mbit/s"
     come_and_go = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=60))
-    assert 1 / come_and_go.times_alone == pytest.approx(9 / (1 - 1 / 3), rel=0.15), (
-        "somebody always takes a state of 3.3 GB"
+    assert 1 / come_and_go.times_alone == pytest.approx(9 * LINK_SHARE / (1 - 1 / 3), rel=0.15), (
+        "somebody always takes a state of 3.3 GB, and fills the line"
     )
     assert bad.told().startswith("SLOWER than one such machine alone, at 0.1")
     assert "bound by activations on the lines; " in bad.told()
