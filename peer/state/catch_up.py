@@ -322,8 +322,11 @@ class CatchUp:
             self._parts.clear()
         named = await fetch_early_parts(self._transport, donor, step, settings, start=early.num_named[donor])
         early.num_named[donor] += len(named)
-        wanted = {digest: part for part, digest in named if part < num_parts and part not in early.parts}
-        early.parts |= {*wanted.values()}
+        wanted: dict[bytes, int] = {}
+        for part, digest in named:
+            if part < num_parts and part not in early.parts:
+                early.parts.add(part)
+                wanted[digest] = part
         await fetch_parts(
             self._transport, self._donors(donor), step, wanted, settings, self._parts, largest_bytes=self._largest_bytes
         )

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.red_team.virtual_time import run_virtually
+from peer.round.step_state import StepParts
 from peer.state.catch_up import PAUSE_S, CatchUp
+from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
+from swarm.core.errors import TransientError
+from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.host_protocol import RESULTS
 from swarm.network.memory import MemoryNetwork
@@ -61,3 +65,64 @@ def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert len(asked_at) <= MOST_QUESTIONS
+
+
+def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once() -> None:
+    run = SmallRun(small_settings(1), num_peers=1)
+    run.microbatch(1)
+    done, donor = run.step(0), run.peers[0][0]
+    bodies = {part.digest: body for part, body in zip(done.result.parts, done.bodies, strict=True)}
+    false = [0, bytes(32)]  # the roster may change, and donors may lie
+    named: list[Any] = [*([part.part, part.digest] for part in done.result.parts), false]
+    asked: list[tuple[bytes, bool]] = []
+    adopted: list[Any] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs = network.transport(ME), network.transport(donor)
+        is_over = False
+        steps: Any = SimpleNamespace(
+            version=0,
+            is_over=False,
+            is_member=False,
+            may_join=lambda peer: False,
+            context=SimpleNamespace(settings=run.settings),
+            chain=done.chain,
+            replica=run.replicas[0][0],
+            open_step=lambda step: SimpleNamespace(parts=StepParts()),
+        )
+
+        async def on_results(sender: PeerId, request: Message) -> Message:
+            results: list[Any] = [done.result.packed] if is_over and request.meta["from"] == 0 else []
+            return Message({"version": int(is_over), "oldest": 0, "results": results, "sizes": []})
+
+        async def on_early_parts(sender: PeerId, request: Message) -> Message:
+            fields = Fields("request", request.meta)
+            return Message({"parts": named[fields.integer("from") :] if fields.integer("step") == 0 else []})
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            wanted = Fields("request", request.meta).octets("digest", length=32)
+            asked.append((wanted, is_over))
+            if wanted not in bodies:
+                raise TransientError("it is not here")
+            return Message({}, bodies[wanted])
+
+        async def adopt(result: object, parts: object) -> None:
+            adopted.append((result, parts))
+            steps.version = 1
+
+        for method, handler in ((RESULTS, on_results), (EARLY_PARTS, on_early_parts), (PART_BYTES, on_part)):
+            theirs.serve(method, handler, max_body_bytes=0)
+        rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
+        nothing: Any = None
+        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, nothing, lambda: None, random.Random(0))
+        following = asyncio.ensure_future(catching_up.run())
+        await asyncio.sleep(FOR_S)
+        is_over = True
+        await asyncio.sleep(FOR_S)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert adopted == [(done.result, done.bodies)]
+    assert asked == [(part.digest, False) for part in done.result.parts]
