@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.receipts import papers_s
-from peer.round.mail.mail import RESEND_S, ROUND, RoundMail
+from peer.round.mail.mail import ROUND, RoundMail, resend_pauses_s
 from peer.round.mail.ropes import HANDED_ON, RoundRopes
 from peer.round.part_exchange import Heard, PartExchange
 from peer.round.signing_log import SigningLog
@@ -374,6 +374,7 @@ class RoundDriver:
         assert facts is not None
         await asyncio.shield(state.logged)
         basis, call_s = self._steps.chain.basis, self._context.settings.deadlines.call_s
+        pauses_s = resend_pauses_s()
         try:
             while self._steps.is_open(state) and machine.wants(what):
                 # Of members' votes for it there may be more by now.
@@ -385,7 +386,7 @@ class RoundDriver:
                     )
                 except TransientError as error:
                     log.debug("stage %d step %d: voter %s: %s", facts.stage, state.step, peer[-6:], error)
-                    await asyncio.sleep(RESEND_S)
+                    await asyncio.sleep(next(pauses_s))
                     continue
                 now = time.monotonic()
                 if isinstance(answer, Vote) and isinstance(what, act.SendBallot):

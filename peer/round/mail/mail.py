@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
@@ -19,7 +19,14 @@ log = logging.getLogger(__name__)
 
 ROUND = "round"
 RESEND_S, LONGEST_RESEND_S = 0.2, 2.0
-"""Doubled each time, for a message that a member is not ready for may be long."""
+
+
+def resend_pauses_s() -> Iterator[float]:
+    """Doubled each time, for a message that its receiver is not ready for may be long."""
+    pause_s = RESEND_S
+    while True:
+        yield pause_s
+        pause_s = min(LONGEST_RESEND_S, 2 * pause_s)
 
 
 class RoundMail:
@@ -50,7 +57,7 @@ class RoundMail:
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
-        num_bytes, may_be_there, again_s = sum(map(len, bodies)), False, RESEND_S
+        num_bytes, may_be_there, pauses_s = sum(map(len, bodies)), False, resend_pauses_s()
         while self._steps.is_open(state):
             asked_at = time.monotonic()
             try:
@@ -77,8 +84,7 @@ class RoundMail:
                 self._presence.unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
                 log.debug("%s, %d bytes: %s", what, num_bytes, error)
-                await asyncio.sleep(again_s)
-                again_s = min(LONGEST_RESEND_S, 2 * again_s)
+                await asyncio.sleep(next(pauses_s))
                 continue
             else:
                 state.sent_bytes += num_bytes
