@@ -3,15 +3,17 @@
 While a round fills the uplink, all of them together have a third of it, in bytes, or a half where there is one other
 member (`swarm.core.transfers.join_share`). (By lanes they had more, for one long message after another goes over
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
-four fifths by one lane against sixteen.) A member that was cut off is first among them: the next round is short of it.
-While a round is behind, all others have a quarter of that: members wait for the round, and who joins for nothing that
-will not come a little later. What a round leaves idle is theirs.
+four fifths by one lane against sixteen.) First among them is who is or was lately a member and was cut off, for rounds
+are short of it, then who asks to join: both lack results alone, and have them before the next is made, where each of
+two with a half of this would be a round behind for good. While a round is behind, all others have a quarter of it:
+members wait for the round, and who joins for nothing that will not come a little later. What a round leaves idle is
+theirs.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -26,6 +28,8 @@ LATE_TIMES = 1.25
 joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
 BEHIND_SHARE = 0.25
 """Of what else is theirs, while a round is behind."""
+LATELY = 8
+"""Versions for which a member is known that left."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -55,6 +59,8 @@ class Joiners:
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
         """By so much they had more than theirs, then."""
         self._looking: asyncio.TimerHandle | None = None
+        self._lately: deque[tuple[PeerId, ...]] = deque(maxlen=LATELY)
+        """Members, by versions."""
 
     @contextlib.asynccontextmanager
     async def turn(self, peer: PeerId, _: Message) -> AsyncIterator[Callable[[int], None]]:
@@ -74,8 +80,9 @@ class Joiners:
                 self._busy -= Counter([peer])  # which forgets whoever has none
             self._begin()
 
-    def turned(self, _: VersionTurned) -> None:
+    def turned(self, event: VersionTurned) -> None:
         """A round is over."""
+        self._lately.append(event.chain.members)
         self._begin()
 
     @property
@@ -94,17 +101,21 @@ class Joiners:
     @property
     def _bytes_per_s(self) -> float | None:
         """Of all answers together; None: as many as there are lanes."""
-        wanted, members = self._wanted(), self._steps.chain.members
+        wanted = self._wanted()
         if wanted is None:
             return None
-        is_spared = (
-            self.is_behind and self._busy.keys().isdisjoint(members) and not any(map(self._is_back, self._waiting))
-        )
-        return wanted * join_share(len(members)) * (BEHIND_SHARE if is_spared else 1.0)
+        has_one_back = any(map(self._is_back, (*self._busy, *(one.peer for one in self._waiting))))
+        is_spared = self.is_behind and not has_one_back
+        return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
 
-    def _is_back(self, turn: _Turn) -> bool:
-        """Whether it is a member's, that was cut off."""
-        return turn.peer in self._steps.chain.members
+    def _is_back(self, peer: PeerId) -> bool:
+        """Whether it is a member that was cut off, or was one lately."""
+        return peer in self._steps.chain.members or any(peer in members for members in self._lately)
+
+    def _rank(self, turn: _Turn) -> tuple[bool, bool, int]:
+        """Whose is lowest goes first."""
+        peer = turn.peer
+        return (not self._is_back(peer), peer not in self._steps.joining, self._busy[peer])
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
@@ -119,11 +130,10 @@ class Joiners:
         return self._ahead_bytes > 0
 
     def _begin(self) -> None:
-        """All who may go: members first, then those with the fewest under way. Each has one lane, whoever else takes
-        others."""
+        """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others."""
         most = self._lanes()
         while waiting := [one for one in self._waiting if not one.place.done()]:
-            turn = min(waiting, key=lambda one: (not self._is_back(one), self._busy[one.peer]))
+            turn = min(waiting, key=self._rank)
             if self._busy[turn.peer] and self._busy.total() >= most:
                 return
             if self._is_ahead():

@@ -107,10 +107,12 @@ class PartExchange:
         self._context.transport.in_turns(PART_BYTES, self._turn)
 
     def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
-        """Members take the parts of a round that is under way at once, for it waits for them; the results of those
-        that are over, in their turns."""
-        is_open = self._steps.open_step(Step(Fields("part request", request.meta).integer("step"))) is not None
-        if is_open and sender in self._steps.chain.members:
+        """At once for members, of a round that is under way or that they took part in: the others wait for them. Who
+        missed it has its result in its turns."""
+        step = Step(Fields("part request", request.meta).integer("step"))
+        held = self._context.results.get(step)
+        has_missed_it = held is not None and held[0].roster.contribution_of(sender) is None
+        if sender in self._steps.chain.members and not has_missed_it:
             return contextlib.nullcontext(lambda _: None)
         return self.joiners.turn(sender, request)
 

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LOOK_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LATELY, LOOK_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -40,6 +41,7 @@ class FakeSteps:
     version: int = 7
     turned_at: float = 100.0
     usual_s: float | None = None
+    joining: set[PeerId] = field(default_factory=set)
 
     @property
     def chain(self) -> Any:
@@ -169,7 +171,7 @@ def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_whi
         crowd.wanted = None
         clock.now += LOOK_S
         crowd.ask(*[NEW] * LANES)
-        crowd.joiners.turned(VersionTurned(cast(Any, None), is_next=True))
+        crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=())), is_next=True))
         await settled()
         assert len(crowd.under_way) == LANES, "the round is over"
         await crowd.over()
@@ -185,6 +187,35 @@ def test_a_member_that_was_cut_off_is_first_and_has_its_part_also_while_the_roun
         theirs = wanted / 2 * seconds
         assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
         assert [peer for peer, _ in crowd.ends].count(NEW) <= 2 * LANES, "who is new has what a member leaves"
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_left_lately_is_before_who_asks_to_join_and_that_one_before_who_has_no_state(clock: Clock) -> None:
+    async def main() -> None:
+        steps = FakeSteps(joining={NEW})
+        crowd = Crowd(steps, wanted=PIECE_BYTES / 100)
+        crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=(MEMBER, ME, BACK))), is_next=True))
+        crowd.ask(THIRD)
+        await settled()
+        crowd.ask(THIRD, NEW, BACK, MEMBER, THIRD)
+        await settled()
+        assert crowd.under_way == [THIRD], "it had begun"
+        for order in (BACK, MEMBER), (NEW,), (THIRD,):
+            went = []
+            while len(went) < len(order):
+                clock.now += 1000.0
+                before = list(crowd.under_way)
+                crowd.joiners._begin()
+                await settled()
+                went += crowd.under_way[len(before) :]
+                for peer in list(crowd.under_way):
+                    await crowd.end_one_of(peer)
+            assert sorted(went) == sorted(order)
+        for _ in range(LATELY):
+            crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=(MEMBER, ME))), is_next=True))
+        assert not crowd.joiners._is_back(BACK)
         await crowd.over()
 
     asyncio.run(main())
