@@ -107,12 +107,12 @@ class PartExchange:
         self._context.transport.in_turns(PART_BYTES, self._turn)
 
     def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
-        """At once for members, of a round that is under way or that they took part in: the others wait for them. Who
-        missed it has its result in its turns."""
+        """At once for members, of a round that is under way or the last one, if they took part in it: the others wait
+        for them. Who missed it has its result in its turns."""
         step = Step(Fields("part request", request.meta).integer("step"))
         held = self._context.results.get(step)
-        has_missed_it = held is not None and held[0].roster.contribution_of(sender) is None
-        if sender in self._steps.chain.members and not has_missed_it:
+        took_part = held is None or held[0].roster.contribution_of(sender) is not None
+        if sender in self._steps.chain.members and took_part and int(step) >= self._steps.version - 1:
             return contextlib.nullcontext(lambda _: None)
         return self.joiners.turn(sender, request)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -583,6 +583,30 @@ def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_
     scene.machine.facts.check_member = refuse
     with pytest.raises(RemoteError, match="no member"):
         scene.receive(**one)
+
+
+@pytest.mark.parametrize(
+    ("who", "behind", "waits"),
+    [
+        ("part", 0, False),
+        ("part", 1, False),
+        ("part", 2, True),
+        ("missed", 1, True),
+        ("missed", 0, False),
+        ("none", 0, True),
+    ],
+)
+def test_parts_go_at_once_to_members_that_rounds_wait_for(scene: Scene, who: str, behind: int, waits: bool) -> None:
+    """Who took part in a round, who was left out of it, and who is no member; of the present step and those before."""
+    turns: list[PeerId] = []
+    steps: Any = scene.exchange._steps
+    steps.chain.members = (SENDER, OTHER) if who != "none" else (OTHER,)
+    roster = SimpleNamespace(contribution_of=lambda peer: object() if who == "part" else None)
+    kept = {int(FACTS.step) - back: (SimpleNamespace(roster=roster), []) for back in (1, 2)}
+    scene.exchange._context.results = cast(Any, kept)
+    scene.exchange.joiners = cast(Any, SimpleNamespace(turn=lambda peer, _: turns.append(peer)))
+    scene.exchange._turn(SENDER, Message({"step": int(FACTS.step) - behind, "part": 0, "digest": bytes(32)}))
+    assert turns == [SENDER] * waits
 
 
 def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:
