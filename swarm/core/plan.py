@@ -577,8 +577,8 @@ def _plan_stage(
         activation_up / assumptions.up_bytes_per_s,
         activation_down / assumptions.down_bytes_per_s,
     )
-    # A snapshot, and on average the results of half the steps between two.
-    num_results = settings.checkpoint.snapshot_every / 2
+    # A snapshot, and on average the results since: as many as there are steps between two, or fewer, or none.
+    num_results = (settings.checkpoint.snapshot_every - 1) / 2
     join_bytes = state_bytes(settings, num_parameters) + num_results * result_bytes(settings, num_parameters)
     join_bytes += StageSize.of(num_parameters).frozen_bytes
     round_trip_s = assumptions.round_trip_ms / 1000
