@@ -510,7 +510,8 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
     part, share = before.stages[0], 1 / 3  # of each donor's uplink, which two others have the rest of
     full_line_s = [LINK_SHARE * one.uplink_s for one in before.stages]  # what rounds leave idle is filled
-    step_s = max(before.step_s, *(seconds / (1 - share) for seconds in full_line_s))
+    no_line_s = before.step_s - max(one.uplink_s for one in before.stages)
+    step_s = max(full_line_s) / (1 - share) + no_line_s
     line_per_s = links.up_bytes_per_s / LINK_SHARE
     per_s = min(links.down_bytes_per_s, 3 * line_per_s * max(share, 1 - full_line_s[0] / step_s))
     now, behind = part.join_bytes / per_s, 0.0
