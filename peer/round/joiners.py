@@ -3,11 +3,11 @@
 While a round fills the uplink, all of them together have a third of it, in bytes, or a half where there is one other
 member (`swarm.core.transfers.join_share`). (By lanes they had more, for one long message after another goes over
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
-four fifths by one lane against sixteen.) First among them is who is or was lately a member and was cut off, for rounds
-are short of it, then who asks to join: both lack results alone, and have them before the next is made, where each of
-two with a half of this would be a round behind for good. While a round is behind, all others have a quarter of it:
-members wait for the round, and who joins for nothing that will not come a little later. What a round leaves idle is
-theirs.
+four fifths by one lane against sixteen.) Results go before states: first those of who is or was lately a member and
+was cut off, for rounds are short of it, then of who asks to join. They have them before the next is made, where each of
+two with a half of this would be a round behind for good. Every fourth answer is of who has waited longest, whoever else
+asks for ever. While a round is behind, all but those who were cut off have a quarter of this: members wait for the
+round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from peer.round.stage_steps import StageSteps
@@ -30,6 +31,8 @@ BEHIND_SHARE = 0.25
 """Of what else is theirs, while a round is behind."""
 LATELY = 8
 """Versions for which a member is known that left."""
+IN_ORDER_EVERY = 4
+"""One answer of so many goes to who asked first."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -39,6 +42,7 @@ class _Turn:
     """Of one answer."""
 
     peer: PeerId
+    is_of_state: bool
     place: asyncio.Future[None]
     num_bytes: int = PIECE_BYTES
     """Once it is known; before, as many as most have."""
@@ -59,13 +63,18 @@ class Joiners:
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
         """By so much they had more than theirs, then."""
         self._looking: asyncio.TimerHandle | None = None
-        self._lately: deque[tuple[PeerId, ...]] = deque(maxlen=LATELY)
+        self._lately = deque([steps.chain.members], maxlen=LATELY)
         """Members, by versions."""
+        self._num_begun = 0
+
+    def turn_of_state(self, peer: PeerId, _: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
+        """As `turn`, of a piece of a state."""
+        return self.turn(peer, is_of_state=True)
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId, _: Message) -> AsyncIterator[Callable[[int], None]]:
+    async def turn(self, peer: PeerId, *, is_of_state: bool = False) -> AsyncIterator[Callable[[int], None]]:
         """Whose answer goes next; gives what is to be told how long that is."""
-        turn = _Turn(peer, asyncio.get_running_loop().create_future())
+        turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
         self._waiting.append(turn)
         self._begin()
         try:
@@ -98,33 +107,31 @@ class Joiners:
         late_times = LATE_TIMES * (others + 1) / others
         return usual_s is not None and time.monotonic() > self._steps.turned_at + late_times * usual_s
 
-    @property
-    def _bytes_per_s(self) -> float | None:
-        """Of all answers together; None: as many as there are lanes."""
+    def _bytes_per_s(self, turn: _Turn) -> float | None:
+        """Of all answers together, where this one is next; None: as many as there are lanes."""
         wanted = self._wanted()
         if wanted is None:
             return None
-        has_one_back = any(map(self._is_back, (*self._busy, *(one.peer for one in self._waiting))))
-        is_spared = self.is_behind and not has_one_back
+        is_spared = self.is_behind and not self._is_back(turn)
         return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
 
-    def _is_back(self, peer: PeerId) -> bool:
-        """Whether it is a member that was cut off, or was one lately."""
-        return peer in self._steps.chain.members or any(peer in members for members in self._lately)
+    def _is_back(self, turn: _Turn) -> bool:
+        """Whether it is of a result, for a member that was cut off, or who was one lately."""
+        return not turn.is_of_state and any(turn.peer in members for members in self._lately)
 
     def _rank(self, turn: _Turn) -> tuple[bool, bool, int]:
         """Whose is lowest goes first."""
-        peer = turn.peer
-        return (not self._is_back(peer), peer not in self._steps.joining, self._busy[peer])
+        asks_to_join = not turn.is_of_state and turn.peer in self._steps.joining
+        return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
         turn.num_bytes, turn.is_known = num_bytes, True
 
-    def _is_ahead(self) -> bool:
+    def _is_ahead(self, turn: _Turn) -> bool:
         """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as
         is theirs between two looks."""
-        now, rate = time.monotonic(), self._bytes_per_s
+        now, rate = time.monotonic(), self._bytes_per_s(turn)
         since_s, self._ahead_at = now - self._ahead_at, now
         self._ahead_bytes = 0.0 if rate is None else max(-rate * LOOK_S, self._ahead_bytes - rate * since_s)
         return self._ahead_bytes > 0
@@ -132,13 +139,17 @@ class Joiners:
     def _begin(self) -> None:
         """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others."""
         most = self._lanes()
-        while waiting := [one for one in self._waiting if not one.place.done()]:
-            turn = min(waiting, key=self._rank)
-            if self._busy[turn.peer] and self._busy.total() >= most:
-                return
-            if self._is_ahead():
+
+        def may_go(turn: _Turn) -> bool:
+            return not turn.place.done() and (not self._busy[turn.peer] or self._busy.total() < most)
+
+        while waiting := list(filter(may_go, self._waiting)):
+            in_order = self._num_begun % IN_ORDER_EVERY == IN_ORDER_EVERY - 1
+            turn = waiting[0] if in_order else min(waiting, key=self._rank)
+            if self._is_ahead(turn):
                 self._look_again()
                 return
+            self._num_begun += 1
             self._busy[turn.peer] += 1
             self._waiting.remove(turn)
             self._ahead_bytes += turn.num_bytes

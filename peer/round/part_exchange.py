@@ -111,10 +111,12 @@ class PartExchange:
         for them. Who missed it has its result in its turns."""
         step = Step(Fields("part request", request.meta).integer("step"))
         held = self._context.results.get(step)
-        took_part = held is None or held[0].roster.contribution_of(sender) is not None
+        took_part = (
+            held is None or sender in held[0].roster.reducers or held[0].roster.contribution_of(sender) is not None
+        )
         if sender in self._steps.chain.members and took_part and int(step) >= self._steps.version - 1:
             return contextlib.nullcontext(lambda _: None)
-        return self.joiners.turn(sender, request)
+        return self.joiners.turn(sender)
 
     # -- the own contribution -----------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from peer.round.joiners import Joiners
 from peer.round.rounds import StageRounds
@@ -74,7 +75,7 @@ class StateDonor:
             (JOIN, self._on_join),
         ):
             transport.serve(method, handler, max_body_bytes=0)
-        transport.in_turns(CHUNK, self._joiners.turn)
+        transport.in_turns(CHUNK, self._joiners.turn_of_state)
 
     async def _on_results(self, sender: PeerId, request: Message) -> Message:
         """Results from a version on, at most a few; waits for the next one if the caller is up to date."""
@@ -132,8 +133,9 @@ class StateDonor:
         fields = Fields("early parts request", request.meta)
         state, start = self._steps.open_step(Step(fields.integer("step"))), fields.integer("from", high=1 << 32)
         made = state.parts.reductions if state is not None else ()
-        named: list[Value] = [[one.part, one.digest] for one in made if one.cohort is None and not one.is_empty]
-        return Message({"parts": named[start : start + MOST_EARLY_PARTS]})
+        whole: Iterator[Value] = ([one.part, one.digest] for one in made if one.cohort is None and not one.is_empty)
+        named: list[Value] = [*islice(whole, start, start + MOST_EARLY_PARTS)] if start < len(made) else []
+        return Message({"parts": named})
 
     async def _on_join(self, sender: PeerId, request: Message) -> Message:
         steps, fields = self._steps, Fields("join request", request.meta)
@@ -165,11 +167,10 @@ class StateDonor:
 class EarlyParts:
     """What was named of the result of a step that is open: of each part one encoding, for there is one as a rule."""
 
-    step: Step | None = None
     num_named: Counter[PeerId] = field(default_factory=Counter)
     """By each donor."""
     parts: set[int] = field(default_factory=set)
-    """That were asked for."""
+    """That are here."""
 
 
 class CatchUp:
@@ -196,6 +197,8 @@ class CatchUp:
         self._parts: dict[bytes, Bytes] = {}
         """Of the result that comes next, by digest: those that are here."""
         self._early = EarlyParts()
+        self._follow = steps.chain.name
+        """The version that both are of the result after."""
         self._chunks: dict[bytes, memoryview] = {}
         """Of a state whose transfer broke off."""
         self._is_wrong = False
@@ -258,6 +261,10 @@ class CatchUp:
         """Whether the stage's rounds reach this peer: not while it is on probation, whatever the last roster says."""
         return self._steps.is_member and self._steps.may_join(self._me)
 
+    @property
+    def _is_joining(self) -> bool:
+        return not self._steps.is_member and self._steps.may_join(self._me)
+
     def _others(self) -> list[PeerId]:
         return sorted((self._peers_of_stage() | set(self._steps.chain.members)) - {self._me})
 
@@ -301,7 +308,7 @@ class CatchUp:
                 log.info("a state from %s: %s", donor[-6:], error)
         if offered.version > steps.version and not offered.results:
             raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
-        if offered.version <= started_at + 1 and not steps.is_member and steps.may_join(self._me):
+        if offered.version <= started_at + 1 and self._is_joining:
             await self._ask_to_join()  # it holds the stage's version, or will when it has this one's result
         for result, _ in offered.results:
             if int(result.roster.step) != int(steps.version):
@@ -310,28 +317,33 @@ class CatchUp:
             self._parts.clear()
         if offered.version > steps.version:
             self._behind.add(donor)
-        elif offered.version == started_at and not self._takes_part:
-            await self._take_early_parts(donor)
+        elif offered.version == started_at and self._is_joining and donor in steps.chain.members:
+            await self._take_early_parts(donor)  # anybody can be in the directory, and name what is none
 
     async def _take_early_parts(self, donor: PeerId) -> None:
-        """Those that the donor and others have of the present round's result."""
-        steps, early = self._steps, self._early
+        """A few that the donor and others have of the present round's result."""
+        steps = self._steps
         settings, num_parts, step = steps.context.settings, steps.replica.num_parts, Step(steps.version)
-        if early.step != step:
-            early = self._early = EarlyParts(step)
-            self._parts.clear()
+        self._forget_other_parts()
+        early, held = self._early, self._parts
         named = await fetch_early_parts(self._transport, donor, step, settings, start=early.num_named[donor])
-        early.num_named[donor] += len(named)
-        wanted: dict[bytes, int] = {}
-        for part, digest in named:
-            if part < num_parts and part not in early.parts:
-                early.parts.add(part)
-                wanted[digest] = part
-        await fetch_parts(
-            self._transport, self._donors(donor), step, wanted, settings, self._parts, largest_bytes=self._largest_bytes
-        )
+        new = {part: digest for part, digest in reversed(named) if part < num_parts and part not in early.parts}
+        wanted = {digest: part for part, digest in new.items()}
+        try:
+            async with asyncio.timeout(max(settings.deadlines.call_s, steps.usual_s or 0.0)):
+                donors, largest = self._donors(donor), self._largest_bytes
+                await fetch_parts(self._transport, donors, step, wanted, settings, held, largest_bytes=largest)
+            early.num_named[donor] += len(named)
+        finally:
+            early.parts |= {part for digest, part in wanted.items() if digest in held}
         if wanted:
             log.info("step %d: %d of %d parts are here before the result", step, len(early.parts), num_parts)
+
+    def _forget_other_parts(self) -> None:
+        """Those of a result that does not follow this peer's version."""
+        if self._follow != self._steps.chain.name:
+            self._follow, self._early = self._steps.chain.name, EarlyParts()
+            self._parts.clear()
 
     @property
     def _largest_bytes(self) -> int:
@@ -360,6 +372,7 @@ class CatchUp:
         settings = steps.context.settings
         facts = steps.chain.facts(settings, num_parts=replica.num_parts, phase_s=settings.deadlines.call_s)
         facts.check_result(result, verify, certified=True)
+        self._forget_other_parts()
         state = steps.open_step(result.roster.step)
         held = state.parts if state is not None else StepParts()
         # What the step's round has need not come again, nor what is on its way here.

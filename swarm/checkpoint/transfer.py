@@ -44,8 +44,8 @@ PART_BYTES = "part_bytes"
 EARLY_PARTS = "early_parts"
 """{step, from} -> {parts: [[part, digest], ...]}: what is here of an open step's result, in the order in which it
 came, but for the first so many. It may yet turn out otherwise."""
-MOST_EARLY_PARTS = 64
-"""Named in one answer."""
+MOST_EARLY_PARTS = 8
+"""Named in one answer: who takes them sees no new version meanwhile."""
 MAX_HASH_BYTES = 32 << 20
 MAX_STATE_BYTES_PER_VALUE = 32
 

@@ -9,14 +9,13 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, LATE_TIMES, LATELY, LOOK_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, IN_ORDER_EVERY, LATE_TIMES, LATELY, LOOK_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
 from swarm.core.transfers import PIECE_BYTES
-from swarm.network.transport import Message
 
-MEMBER, ME, NEW, BACK, THIRD = map(PeerId, ("member", "me", "new", "back", "third"))
+MEMBER, ME, NEW, BACK, THIRD, OTHER = map(PeerId, ("member", "me", "new", "back", "third", "other"))
 LANES = 4
 MOST_A_LOOK = 20
 """Answers that one lane has gone through meanwhile."""
@@ -76,6 +75,7 @@ class Crowd:
     """Bytes a second of the uplink."""
     num_bytes: int = PIECE_BYTES
     """Of an answer."""
+    are_of_states: bool = False
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Crowd:
         await settled()
 
     async def _hold(self, peer: PeerId) -> None:
-        async with self.joiners.turn(peer, Message()) as goes:
+        async with self.joiners.turn(peer, is_of_state=self.are_of_states) as goes:
             if self.num_bytes:
                 goes(self.num_bytes)
             event = asyncio.Event()
@@ -186,36 +186,58 @@ def test_a_member_that_was_cut_off_is_first_and_has_its_part_also_while_the_roun
         went = await bytes_in(crowd, clock, seconds, (MEMBER, NEW))
         theirs = wanted / 2 * seconds
         assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
-        assert [peer for peer, _ in crowd.ends].count(NEW) <= 2 * LANES, "who is new has what a member leaves"
+        num_new = [peer for peer, _ in crowd.ends].count(NEW)
+        assert num_new <= len(crowd.ends) / IN_ORDER_EVERY + LANES, "who is new has what a member leaves"
+        assert num_new >= len(crowd.ends) / IN_ORDER_EVERY / 2, "and something in any case"
         await crowd.over()
 
     asyncio.run(main())
 
 
-def test_who_left_lately_is_before_who_asks_to_join_and_that_one_before_who_has_no_state(clock: Clock) -> None:
+def test_results_go_first_to_who_left_lately_then_to_who_asks_to_join_and_states_last(clock: Clock) -> None:
     async def main() -> None:
-        steps = FakeSteps(joining={NEW})
-        crowd = Crowd(steps, wanted=PIECE_BYTES / 100)
+        crowd = Crowd(FakeSteps(joining={NEW}))
         crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=(MEMBER, ME, BACK))), is_next=True))
-        crowd.ask(THIRD)
+
+        def order() -> list[PeerId]:
+            """In which they would go, of all that wait."""
+            return [turn.peer for turn in sorted(crowd.joiners._waiting, key=crowd.joiners._rank)]
+
+        crowd.ask(*[OTHER] * LANES)
         await settled()
-        crowd.ask(THIRD, NEW, BACK, MEMBER, THIRD)
+        assert crowd.under_way == [OTHER] * LANES
+        crowd.wanted = PIECE_BYTES / 100  # nobody may go for now
+        crowd.joiners._is_ahead = lambda turn: True  # type: ignore[method-assign]
+        crowd.ask(THIRD, NEW, BACK)
         await settled()
-        assert crowd.under_way == [THIRD], "it had begun"
-        for order in (BACK, MEMBER), (NEW,), (THIRD,):
-            went = []
-            while len(went) < len(order):
-                clock.now += 1000.0
-                before = list(crowd.under_way)
-                crowd.joiners._begin()
-                await settled()
-                went += crowd.under_way[len(before) :]
-                for peer in list(crowd.under_way):
-                    await crowd.end_one_of(peer)
-            assert sorted(went) == sorted(order)
+        assert order() == [BACK, NEW, THIRD]
+        crowd.are_of_states = True
+        crowd.ask(MEMBER)
+        await settled()
+        assert order() == [BACK, NEW, THIRD, MEMBER]
         for _ in range(LATELY):
             crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=(MEMBER, ME))), is_next=True))
-        assert not crowd.joiners._is_back(BACK)
+        assert order() == [NEW, THIRD, BACK, MEMBER]
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_ever_keeps_nobody_else_from_a_lane_nor_from_every_fourth_answer(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps())
+        crowd.ask(*[MEMBER] * 20)
+        await settled()
+        assert crowd.under_way == [MEMBER] * LANES
+        crowd.ask(*[NEW] * 5, THIRD)
+        await settled()
+        assert {NEW, THIRD} < set(crowd.under_way), "each has one"
+        begun = len(crowd.ends)
+        for _ in range(40):
+            await crowd.end_one_of(crowd.under_way[0])
+            crowd.ask(MEMBER)
+            await settled()
+        assert [peer for peer, _ in crowd.ends[begun:]].count(NEW) == 4
         await crowd.over()
 
     asyncio.run(main())

@@ -129,7 +129,9 @@ class Scene:
         steps: Any = SimpleNamespace(
             context=context,
             replica=replica,
-            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result, settings: WEIGHTS),
+            chain=SimpleNamespace(
+                stage=0, version=FACTS.step, members=FACTS.members, weights_of=lambda result, settings: WEIGHTS
+            ),
             version=FACTS.step,
             is_open=lambda state: state is self.state,
         )
@@ -601,10 +603,10 @@ def test_parts_go_at_once_to_members_that_rounds_wait_for(scene: Scene, who: str
     turns: list[PeerId] = []
     steps: Any = scene.exchange._steps
     steps.chain.members = (SENDER, OTHER) if who != "none" else (OTHER,)
-    roster = SimpleNamespace(contribution_of=lambda peer: object() if who == "part" else None)
+    roster = SimpleNamespace(contribution_of=lambda peer: object() if who == "part" else None, reducers=(OTHER,))
     kept = {int(FACTS.step) - back: (SimpleNamespace(roster=roster), []) for back in (1, 2)}
     scene.exchange._context.results = cast(Any, kept)
-    scene.exchange.joiners = cast(Any, SimpleNamespace(turn=lambda peer, _: turns.append(peer)))
+    scene.exchange.joiners = cast(Any, SimpleNamespace(turn=turns.append))
     scene.exchange._turn(SENDER, Message({"step": int(FACTS.step) - behind, "part": 0, "digest": bytes(32)}))
     assert turns == [SENDER] * waits
 

@@ -51,7 +51,7 @@ def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
             is_member=False,
             may_join=lambda peer: False,
             context=SimpleNamespace(settings=run.settings),
-            chain=SimpleNamespace(members={}),
+            chain=SimpleNamespace(members={}, name=b""),
             replica=run.replicas[0][0],
         )
         rounds: Any = SimpleNamespace(steps=steps)
@@ -84,12 +84,13 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
         steps: Any = SimpleNamespace(
             version=0,
             is_over=False,
+            usual_s=None,
             is_member=False,
-            may_join=lambda peer: False,
+            may_join=lambda peer: True,
             context=SimpleNamespace(settings=run.settings),
             chain=done.chain,
             replica=run.replicas[0][0],
-            open_step=lambda step: SimpleNamespace(parts=StepParts()),
+            open_step=lambda step: SimpleNamespace(parts=StepParts(), leader=None),
         )
 
         async def on_results(sender: PeerId, request: Message) -> Message:
@@ -114,8 +115,8 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
         for method, handler in ((RESULTS, on_results), (EARLY_PARTS, on_early_parts), (PART_BYTES, on_part)):
             theirs.serve(method, handler, max_body_bytes=0)
         rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
-        nothing: Any = None
-        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, nothing, lambda: None, random.Random(0))
+        ticket: Any = SimpleNamespace(to_value=lambda: {})
+        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, ticket, lambda: None, random.Random(0))
         following = asyncio.ensure_future(catching_up.run())
         await asyncio.sleep(FOR_S)
         is_over = True
