@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -331,8 +331,7 @@ class CatchUp:
         wanted = {digest: part for part, digest in new.items()}
         try:
             async with asyncio.timeout(max(settings.deadlines.call_s, steps.usual_s or 0.0)):
-                donors, largest = self._donors(donor), self._largest_bytes
-                await fetch_parts(self._transport, donors, step, wanted, settings, held, largest_bytes=largest)
+                await self._fetch_parts(donor, step, wanted)
             early.num_named[donor] += len(named)
         finally:
             early.parts |= {part for digest, part in wanted.items() if digest in held}
@@ -345,11 +344,21 @@ class CatchUp:
             self._follow, self._early = self._steps.chain.name, EarlyParts()
             self._parts.clear()
 
-    @property
-    def _largest_bytes(self) -> int:
-        """Of a part of a result."""
-        replica = self._steps.replica
-        return max(map(replica.parts().result_bytes, range(replica.num_parts)))
+    async def _fetch_parts(self, donor: PeerId, step: Step, named: Mapping[bytes, int]) -> None:
+        """Have them here, from the donor and others. Raises TransientError or RemoteError."""
+        replica, settings = self._steps.replica, self._steps.context.settings
+        largest_bytes = max(map(replica.parts().result_bytes, range(replica.num_parts)))
+        # A result is a byte a parameter: what waits for the rest of it waits on disk.
+        await fetch_parts(
+            self._transport,
+            self._donors(donor),
+            step,
+            named,
+            settings,
+            self._parts,
+            largest_bytes=largest_bytes,
+            keep=replica.outputs.put,
+        )
 
     def _donors(self, first: PeerId) -> list[PeerId]:
         """Of parts: it and others, members before those whom anybody can be in the directory."""
@@ -381,15 +390,7 @@ class CatchUp:
         held.are_caught_up_on = True
         named = {part.digest: part.part for part in result.parts if not part.is_empty}
         try:
-            await fetch_parts(
-                self._transport,
-                self._donors(donor),
-                result.roster.step,
-                named,
-                settings,
-                self._parts,
-                largest_bytes=self._largest_bytes,
-            )
+            await self._fetch_parts(donor, result.roster.step, named)
         finally:
             held.are_caught_up_on = False
         return [b"" if part.is_empty else self._parts[part.digest] for part in result.parts]

@@ -6,7 +6,7 @@ and CHUNK {stage, version, index} with one chunk.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,12 +196,13 @@ async def fetch_parts(
     held: dict[bytes, Bytes],
     *,
     largest_bytes: int,
+    keep: Callable[[memoryview], Bytes],
 ) -> None:
     """The bytes of parts of a step's result, `named` by digest, each checked, from several donors at once; those `held`
     are not fetched again.
 
-    What comes is put there, and stays if the rest does not come. A donor that fails, or gives other bytes, is asked no
-    more. Raises the last donor's TransientError or RemoteError.
+    What comes is put there, as `keep` keeps it, and stays if the rest does not come. A donor that fails, or gives other
+    bytes, is asked no more. Raises the last donor's TransientError or RemoteError.
     """
     part_s = transfer_s(settings, MOST_LANES * largest_bytes)
 
@@ -214,10 +215,10 @@ async def fetch_parts(
             )
             if await asyncio.to_thread(bulk_digest, reply.body) != wanted:
                 raise RemoteError("digest", f"part {index} of step {step} differs from its digest", donor)
+            held[wanted] = await asyncio.to_thread(keep, memoryview(reply.body))
         except (TransientError, RemoteError) as error:
             log.info("part %d of step %d from %s: %s", index, step, donor[-6:], error)
             raise
-        held[wanted] = reply.body
         return len(reply.body)
 
     await from_donors(donors, [(index, wanted) for wanted, index in named.items() if wanted not in held], fetch)
