@@ -336,7 +336,7 @@ class CatchUp:
         finally:
             early.parts |= {part for digest, part in wanted.items() if digest in held}
         if wanted:
-            log.info("step %d: %d of %d parts are here before the result", step, len(early.parts), num_parts)
+            log.debug("step %d: %d of %d parts are here before the result", step, len(early.parts), num_parts)
 
     def _forget_other_parts(self) -> None:
         """Those of a result that does not follow this peer's version."""
