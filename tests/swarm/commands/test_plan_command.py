@@ -514,12 +514,13 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     step_s = max(full_line_s) / (1 - share) + no_line_s
     line_per_s = links.up_bytes_per_s / LINK_SHARE
     per_s = min(links.down_bytes_per_s, 3 * line_per_s * max(share, 1 - full_line_s[0] / step_s))
+    result_s = RESULT_BYTES["int8"] * part.num_parameters / per_s
     now, behind = part.join_bytes / per_s, 0.0
     behind = now // step_s
     while behind:
-        begun, now = now, now + RESULT_BYTES["int8"] * part.num_parameters / per_s
+        begun, now = now, now + result_s
         behind += now // step_s - begun // step_s - 1
-    assert joined.join_s == pytest.approx(now + step_s / 2 + part.round_s, rel=0.1)
+    assert joined.join_s == pytest.approx(now + step_s / 2 + part.round_s - result_s, rel=0.1)
 
 
 def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
