@@ -372,11 +372,12 @@ def main(
             with_newcomer=slow_line is None and not smoke,
             cut_s=cut_s,
         )
-        tflops = supposed["compute_s"] / work_s(watched)
+        beside_s = work_s(watched)
+        tflops = supposed["compute_s"] / beside_s
         plan, of_more = (
             planned(manifest, peers=number, uplink_mbit=uplink_mbit, tflops=tflops) for number in (peers, peers + 1)
         )
-        found = figures(watched, plan["stages"][1], of_more["stages"][1]) | {"work_seconds": work_s(watched)}
+        found = figures(watched, plan["stages"][1], of_more["stages"][1]) | {"work_seconds": beside_s}
         found["plan_refusals"] = plan["refusals"]
     if as_json:
         click.echo(json.dumps(found))

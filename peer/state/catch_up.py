@@ -327,8 +327,8 @@ class CatchUp:
         self._forget_other_parts()
         early, held = self._early, self._parts
         named = await fetch_early_parts(self._transport, donor, step, settings, start=early.num_named[donor])
-        new = {part: digest for part, digest in reversed(named) if part < num_parts and part not in early.parts}
-        wanted = {digest: part for part, digest in new.items()}
+        first = {part: digest for part, digest in reversed(named) if part < num_parts and part not in early.parts}
+        wanted = {digest: part for part, digest in first.items()}
         try:
             async with asyncio.timeout(max(settings.deadlines.call_s, steps.usual_s or 0.0)):
                 await self._fetch_parts(donor, step, wanted)
