@@ -1,0 +1,125 @@
+"""Senders to a slow line hold back what its queue would drop.
+
+TCP keeps some packets of each connection under way however slow the line is, four at the least with bbr. Where several
+members send to one at half a megabit a second, these alone are more than its queue holds: a fifth of all they send is
+dropped, and sent again (`tests/swarm/network/bulk/test_pacing.py`). `Pace` has the kernel send no faster than what was
+acknowledged, and a little more from time to time, for as long as the rate is one at which TCP cannot do so by itself.
+A line that loses packets without a queue is not slowed down.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from swarm.core.transfers import LEAST_WINDOW_BYTES
+
+LOOK_S = 1.0
+STANDING_TIMES = 3.0
+"""A round trip so many times as long as the shortest one: packets stand in a queue."""
+MOST_LOST = 0.02
+"""Of the bytes sent between two looks: more, and there are fewer from now on."""
+SLOWER, LEAST_KEPT = 0.8, 0.5
+"""Of what was acknowledged; and at least so much of the pace before."""
+FASTER, MORE_BYTES_PER_S = 1.05, 724.0
+"""Where no queue stands. That all get as much more, and lose of what they have, is what makes them equal."""
+LITTLE_MORE_BYTES_PER_S = 145.0
+"""Where one does: until packets are lost, most of them of who sends most."""
+_SO_MAX_PACING_RATE = 47
+_UNPACED = (1 << 32) - 1
+_INFO = struct.Struct("=24xI40xI48xQ16xII16xQ24xQQ")
+"""Of Linux's `struct tcp_info`: segments not acknowledged; rtt, us; bytes acknowledged; bytes not sent; shortest rtt of
+late, us; us in which there was something to send; bytes sent, and sent again."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """By the kernel of a connection, since its start."""
+
+    round_trip_s: float
+    least_round_trip_s: float
+    acknowledged: int
+    """Bytes, as are those below."""
+    busy_s: float
+    """There was something to send, or to be acknowledged."""
+    sent: int
+    sent_again: int
+    is_idle: bool
+    """All that it was given has arrived."""
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Self | None:
+        """None where the system does not tell."""
+        if not hasattr(socket, "TCP_INFO"):
+            return None
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        except OSError:
+            return None
+        if len(info) < _INFO.size:
+            return None
+        unacknowledged, rtt_us, acknowledged, unsent, least_us, busy_us, sent, again = _INFO.unpack(info)
+        is_idle = unsent == unacknowledged == 0
+        return cls(rtt_us / 1e6, least_us / 1e6, acknowledged, busy_us / 1e6, sent, again, is_idle)
+
+
+class Pace:
+    """Of one connection: looked at once a second from `watch` on until all has arrived."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        self._before: Told | None = None
+        self._least_s = float("inf")
+        self.bytes_per_s: float | None = None
+        """None: as fast as TCP will."""
+
+    def watch(self) -> None:
+        """Called whenever the kernel takes no more for now."""
+        if self._timer is None:
+            self._before = Told.of(self._connection)
+            self._look_later()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_later(self) -> None:
+        if self._before is not None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        before, told = self._before, Told.of(self._connection)
+        if before is not None and told is not None:
+            self.go_by(before, told)
+        if told is not None and not told.is_idle:
+            self._before = told
+            self._look_later()
+
+    def go_by(self, before: Told, told: Told) -> None:
+        """What came of the time between."""
+        self._least_s = min(self._least_s, told.least_round_trip_s)
+        busy_s, acknowledged = told.busy_s - before.busy_s, told.acknowledged - before.acknowledged
+        if busy_s <= 0 or acknowledged <= 0:
+            return
+        rate = acknowledged / busy_s
+        if self.bytes_per_s is None and rate * self._least_s >= LEAST_WINDOW_BYTES:
+            return  # TCP's own control does it
+        stands = told.round_trip_s > STANDING_TIMES * self._least_s
+        pace = self.bytes_per_s
+        if stands and told.sent_again - before.sent_again > MOST_LOST * (told.sent - before.sent):
+            self._keep_to(max(SLOWER * rate, LEAST_KEPT * (pace or 0.0)))
+        elif pace is not None and stands:
+            self._keep_to(pace + LITTLE_MORE_BYTES_PER_S)
+        elif pace is not None:
+            self._keep_to(min(FASTER * pace, 2 * rate) + MORE_BYTES_PER_S)
+
+    def _keep_to(self, rate: float) -> None:
+        self.bytes_per_s = rate if rate * self._least_s < LEAST_WINDOW_BYTES else None
+        most = _UNPACED if self.bytes_per_s is None else max(1, int(rate))
+        with contextlib.suppress(OSError):
+            self._connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=I", most))
