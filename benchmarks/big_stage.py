@@ -89,8 +89,8 @@ class Watched:
     results: list[Result]
     fetched_steps: list[int]
     """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
-    peak_bytes: int
-    """Of memory, of the founder that held most with its p2pd."""
+    peak_bytes: Sequence[int]
+    """Of memory, the most that each of the founders held with its p2pd."""
     replicas_equal: bool
     addresses: dict[str, str]
 
@@ -198,17 +198,17 @@ def watch(
 
 
 class Held:
-    """The most memory that one of several processes held, with all that it started: what the kernel cannot take from
+    """The most memory that each of several processes held, with all that it started: what the kernel cannot take from
     them."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self.most_bytes = 0
+        self.most_bytes = [0] * len(pids)
         self._processes = [psutil.Process(pid) for pid in pids]
 
     def look(self) -> None:
-        for process in self._processes:
+        for number, process in enumerate(self._processes):
             with contextlib.suppress(psutil.Error):
-                self.most_bytes = max(self.most_bytes, sum(held_with_started(process)))
+                self.most_bytes[number] = max(self.most_bytes[number], sum(held_with_started(process)))
 
 
 @contextlib.contextmanager
@@ -301,7 +301,8 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         "newcomer_ready_s": watched.newcomer_s,
         "plan_newcomer_s": stage_of_more["join_s"],
         "longest_standstill_s": max(gaps) - usual_s,
-        "host_bytes_per_parameter": watched.peak_bytes / num_parameters,
+        "host_bytes_per_parameter": max(watched.peak_bytes) / num_parameters,
+        "host_bytes_per_parameter_each": [peak / num_parameters for peak in watched.peak_bytes],
         "plan_host_bytes_per_parameter": sum(
             size for name, size in stage["memory_bytes"].items() if name.startswith("host.")
         )

@@ -12,6 +12,7 @@ import fcntl
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HELD = set[Path]()
 """Locks of this process: a function that calls itself asks for its own code while it is compiled."""
+_ONLY_KEPT = ContextVar("only_kept", default=False)
+
+
+class NotKeptError(Exception):
+    """A kernel's machine code is not on disk."""
+
+
+@contextmanager
+def only_kept() -> Iterator[None]:
+    """Nothing is compiled here: what is not kept on disk raises NotKeptError. The compiler never gives back what memory
+    it took, 0.1 GiB for a run's kernels, so whoever stays for long has another process compile."""
+    before = _ONLY_KEPT.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_KEPT.reset(before)
 
 
 def compiled(function: Function) -> Function:
@@ -82,13 +99,16 @@ def _alone(index: Path) -> Iterator[None]:
             _HELD.remove(index)
 
 
-class _Told(Listener):  # type: ignore[misc]
-    """Says once in a process that kernels are compiled: whoever waits for it knows why, and that it is for once."""
+class _Beginning(Listener):  # type: ignore[misc]
+    """Says once in a process that kernels are compiled: whoever waits for it knows why, and that it is for once. Under
+    `only_kept` they are not."""
 
     def __init__(self) -> None:
         self._is_said = False
 
     def on_start(self, event: object) -> None:
+        if _ONLY_KEPT.get():
+            raise NotKeptError
         if not self._is_said:
             self._is_said = True
             log.info("compiles its kernels for this machine, once: a minute or two")
@@ -97,4 +117,4 @@ class _Told(Listener):  # type: ignore[misc]
         """Nothing is said of it."""
 
 
-register("numba:compile", _Told())
+register("numba:compile", _Beginning())

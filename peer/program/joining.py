@@ -40,7 +40,7 @@ from swarm.core.state.stage_chain import StageChain
 from swarm.data.piece_store import PieceFolder
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
-from swarm.local.rehearsal import rehearse
+from swarm.local.rehearsal import rehearse_apart
 from swarm.manifest.model import stage_size
 from swarm.manifest.signed_run import SignedRun
 from swarm.model.adapters.base import Base, base_layout
@@ -311,6 +311,6 @@ class Joining:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
         thread = self._work_thread("rehearsal")
         try:
-            await thread.run(Urgency.ROUND, lambda: rehearse(settings))
+            await thread.run(Urgency.ROUND, lambda: rehearse_apart(settings))
         finally:
             thread.close(timeout_s=0.0)

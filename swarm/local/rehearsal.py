@@ -1,12 +1,20 @@
 """A run's kernels called once, before time counts: the first call on a machine compiles them.
 
-That takes seconds for each; in the midst of a step the others would take a peer for dead.
+That takes seconds for each; in the midst of a step the others would take a peer for dead. Who stays for long has them
+compiled by a process of its own, `python -m swarm.local.rehearsal`, which has the run's settings from its input and
+takes the compiler's memory with it when it ends.
 """
+
+import logging
+import os
+import subprocess
+import sys
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.compiled import NotKeptError, only_kept
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
@@ -14,14 +22,39 @@ from swarm.averaging.encoded import SEED_BYTES
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.reduce import reduce_part
+from swarm.core.canonical import unpack
+from swarm.core.errors import LocalError
 from swarm.core.settings import RunSettings
+from swarm.local import tied_program
+from swarm.manifest.signed_run import MAX_SETTINGS_BYTES
+from swarm.manifest.value import settings_bytes, settings_from_value
 from swarm.model.layout import ParameterLayout
 from swarm.optim.carried_moments import CarriedMoments
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.local_window import LocalWindow
 
+log = logging.getLogger(__name__)
+
 NUM_VALUES = 256
+LONGEST_S = 1800.0
+"""A minute or two; on a machine that does much else it takes longer."""
+
+
+def rehearse_apart(settings: RunSettings) -> None:
+    """As `rehearse`, with what is not compiled yet compiled elsewhere. Raises LocalError where that fails."""
+    try:
+        with only_kept():
+            rehearse(settings)
+    except NotKeptError:
+        log.info("kernels are compiled for this machine, once: a minute or two")
+        tie = [sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid())]
+        command = [*tie, sys.executable, "-m", rehearse.__module__]
+        try:
+            subprocess.run(command, input=settings_bytes(settings), timeout=LONGEST_S, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LocalError(f"this machine's kernels could not be compiled: {error}") from error
+        rehearse(settings)
 
 
 def rehearse(settings: RunSettings) -> None:
@@ -80,3 +113,7 @@ def _rehearse_steps(settings: RunSettings, gradient: NDArray[np.float32]) -> Non
     if settings.optimizer.correction == "extrapolate":
         newer.setflags(write=False)
         extrapolated(newer, new, np.empty_like(old))
+
+
+if __name__ == "__main__":
+    rehearse(settings_from_value(unpack(sys.stdin.buffer.read(), max_bytes=MAX_SETTINGS_BYTES)))

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from kernels import source_stamp as stamps
+from kernels.compiled import NotKeptError, only_kept
 from kernels.source_stamp import source_stamp
 
 KERNEL = """
@@ -54,6 +55,14 @@ def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(ma
     assert sum(kept.width.stats.cache_hits.values()) == 1
     (made_up / "units.py").write_text("UNIT = 40\n")
     assert begun_again("made_up.kernel").width() == 80
+
+
+def test_where_only_kept_code_is_wanted_nothing_is_compiled(made_up: Path) -> None:
+    with only_kept(), pytest.raises(NotKeptError):
+        begun_again("made_up.kernel").width()
+    assert begun_again("made_up.kernel").width() == 8
+    with only_kept():
+        assert begun_again("made_up.kernel").width() == 8
 
 
 def test_of_processes_that_need_a_kernel_at_the_same_time_one_compiles_it_and_says_so(made_up: Path) -> None:
