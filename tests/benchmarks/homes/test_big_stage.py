@@ -27,7 +27,7 @@ def watched(results: list[Result], up_bytes: int) -> Watched:
     ]
     lines: list[dict[str, Any]] = [{"at": at, "up_bytes": {"one": up}} for at, up in ((0.0, 5), (20.0, 5 + up_bytes))]
     ended = {**versions[-1], "at": 50.0}
-    return Watched([*versions, *steps], lines, versions[0], ended, None, results, [FIRST], 9000, True, {"peer0": "one"})
+    return Watched([*versions, *steps], lines, versions[0], ended, None, results, [FIRST], [7000, 9000], True, {"peer0": "one"})
 
 
 def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_were_sent_twice() -> None:
@@ -42,6 +42,7 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     rounds = ("undisturbed_round_seconds", "round_seconds", "plan_round_seconds", "step_seconds")
     assert [found[name] for name in rounds] == [3.0, 4.0, 2.0, 10.0]
     assert found["longest_standstill_s"] == 20.0
+    assert found["host_bytes_per_parameter_each"] == [7.0, 9.0]
     assert (found["host_bytes_per_parameter"], found["plan_host_bytes_per_parameter"]) == (9.0, 5.0)
 
 
