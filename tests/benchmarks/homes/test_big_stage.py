@@ -27,7 +27,9 @@ def watched(results: list[Result], up_bytes: int) -> Watched:
     ]
     lines: list[dict[str, Any]] = [{"at": at, "up_bytes": {"one": up}} for at, up in ((0.0, 5), (20.0, 5 + up_bytes))]
     ended = {**versions[-1], "at": 50.0}
-    return Watched([*versions, *steps], lines, versions[0], ended, None, results, [FIRST], [7000, 9000], True, {"peer0": "one"})
+    return Watched(
+        [*versions, *steps], lines, versions[0], ended, None, results, [FIRST], [7000, 9000], True, {"peer0": "one"}
+    )
 
 
 def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_were_sent_twice() -> None:
