@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from swarm.core.errors import LocalError
-from swarm.local import tied_program
+from swarm.local.tied_program import tied
 
 LAST_LINES = 12
 LINE_BYTES = 8 << 20
@@ -41,11 +41,10 @@ class Program:
     ) -> "Program":
         """Start `python -m MODULE ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
         # -P keeps modules of the folder we stand in from passing for ours.
-        tie = (sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid()))
         with log.open("ab") as file:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(*tie, sys.executable, "-P", "-m", module, *arguments),
+                    *tied(sys.executable, "-P", "-m", module, *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=file if on_line is None else asyncio.subprocess.PIPE,
                     stderr=file,

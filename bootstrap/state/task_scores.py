@@ -19,7 +19,7 @@ from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import MAX_NAME, MAX_SCORES, CheckpointScores, Score
 from swarm.core.errors import LocalError, SettingsError
-from swarm.local import tied_program
+from swarm.local.tied_program import tied
 from swarm.network.loop import happened
 
 log = logging.getLogger(__name__)
@@ -109,11 +109,10 @@ class TaskScores:
 
     async def _does(self, module: str, *arguments: str) -> None:
         """Have a program of its own do it, tied to this one's life. Raises LocalError if it ends badly."""
-        tie = (sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid()))
         said = self._work / "said.log"
         with said.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *(*tie, sys.executable, "-P", "-m", module, *arguments),
+                *tied(sys.executable, "-P", "-m", module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

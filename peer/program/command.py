@@ -43,7 +43,7 @@ DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "
 
 TERMINATED_S = 25.0
 """After SIGTERM: a machine that is switched off waits no longer for its services, and the unit gives it 40 s."""
-WAITED_FOR = ("swarm.local.rehearsal",)
+WAITED_FOR = ("swarm.local.compiling", "kernels.compiled")
 """Loggers of what an owner waits for at the terminal."""
 
 

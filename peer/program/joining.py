@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from swarm.core.state.stage_chain import StageChain
 from swarm.data.piece_store import PieceFolder
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
-from swarm.local.rehearsal import rehearse_apart
+from swarm.local.compiling import rehearse_apart
 from swarm.manifest.model import stage_size
 from swarm.manifest.signed_run import SignedRun
 from swarm.model.adapters.base import Base, base_layout
@@ -309,8 +310,9 @@ class Joining:
 
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
-        thread = self._work_thread("rehearsal")
+        thread, leaving = self._work_thread("rehearsal"), threading.Event()
         try:
-            await thread.run(Urgency.ROUND, lambda: rehearse_apart(settings))
+            await thread.run(Urgency.ROUND, lambda: rehearse_apart(settings, leaving))
         finally:
+            leaving.set()
             thread.close(timeout_s=0.0)

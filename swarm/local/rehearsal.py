@@ -1,20 +1,12 @@
 """A run's kernels called once, before time counts: the first call on a machine compiles them.
 
-That takes seconds for each; in the midst of a step the others would take a peer for dead. Who stays for long has them
-compiled by a process of its own, `python -m swarm.local.rehearsal`, which has the run's settings from its input and
-takes the compiler's memory with it when it ends.
+That takes seconds for each; in the midst of a step the others would take a peer for dead.
 """
-
-import logging
-import os
-import subprocess
-import sys
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.compiled import NotKeptError, only_kept
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
@@ -22,39 +14,14 @@ from swarm.averaging.encoded import SEED_BYTES
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.reduce import reduce_part
-from swarm.core.canonical import unpack
-from swarm.core.errors import LocalError
 from swarm.core.settings import RunSettings
-from swarm.local import tied_program
-from swarm.manifest.signed_run import MAX_SETTINGS_BYTES
-from swarm.manifest.value import settings_bytes, settings_from_value
 from swarm.model.layout import ParameterLayout
 from swarm.optim.carried_moments import CarriedMoments
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.local_window import LocalWindow
 
-log = logging.getLogger(__name__)
-
 NUM_VALUES = 256
-LONGEST_S = 1800.0
-"""A minute or two; on a machine that does much else it takes longer."""
-
-
-def rehearse_apart(settings: RunSettings) -> None:
-    """As `rehearse`, with what is not compiled yet compiled elsewhere. Raises LocalError where that fails."""
-    try:
-        with only_kept():
-            rehearse(settings)
-    except NotKeptError:
-        log.info("kernels are compiled for this machine, once: a minute or two")
-        tie = [sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid())]
-        command = [*tie, sys.executable, "-m", rehearse.__module__]
-        try:
-            subprocess.run(command, input=settings_bytes(settings), timeout=LONGEST_S, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise LocalError(f"this machine's kernels could not be compiled: {error}") from error
-        rehearse(settings)
 
 
 def rehearse(settings: RunSettings) -> None:
@@ -62,7 +29,9 @@ def rehearse(settings: RunSettings) -> None:
     for name in {settings.codecs.activations, settings.codecs.activation_gradients}:
         activations = activation_codec(name)
         shape = (1, 2, NUM_VALUES)
-        activations.decode(activations.encode(torch.linspace(-1, 1, 2 * NUM_VALUES).reshape(shape)), shape)
+        said = activations.encode(torch.linspace(-1, 1, 2 * NUM_VALUES).reshape(shape))
+        activations.laid(activations.decode(said, shape).numpy(), said)
+        activations.cells(said, said, shape)
     gradient = GradientSum(NUM_VALUES)
     gradient.flat.fill_(1.0)
     gradient.add_tokens(1)
@@ -79,9 +48,9 @@ def rehearse(settings: RunSettings) -> None:
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
         aggregate(contributions, [1] * len(contributions), rule=settings.averaging.reduction, norm_cap=1.0)
-    said = vector_codec(averaging).encode_quotients(values, np.float32(3.0), seed=bytes(SEED_BYTES))
+    quotients = vector_codec(averaging).encode_quotients(values, np.float32(3.0), seed=bytes(SEED_BYTES))
     rule = settings.averaging.reduction
-    reduce_part("all", averaging, values.size, [(1, said)], rule=rule, norm_cap=None, seed=bytes(SEED_BYTES))
+    reduce_part("all", averaging, values.size, [(1, quotients)], rule=rule, norm_cap=None, seed=bytes(SEED_BYTES))
     _rehearse_steps(settings, values)
     if settings.has_windows:
         _rehearse_window(settings, values)
@@ -113,7 +82,3 @@ def _rehearse_steps(settings: RunSettings, gradient: NDArray[np.float32]) -> Non
     if settings.optimizer.correction == "extrapolate":
         newer.setflags(write=False)
         extrapolated(newer, new, np.empty_like(old))
-
-
-if __name__ == "__main__":
-    rehearse(settings_from_value(unpack(sys.stdin.buffer.read(), max_bytes=MAX_SETTINGS_BYTES)))

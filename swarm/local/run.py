@@ -5,7 +5,6 @@ The programs are the commands themselves, each a process, tied to the life of th
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from swarm.core.errors import LocalError, SettingsError, TransientError
-from swarm.local import tied_program
+from swarm.local.tied_program import tied
 from swarm.manifest.file import Manifest
 
 Event = dict[str, Any]
@@ -212,10 +211,9 @@ class Run:
                     self._events.get_nowait()
 
     def _program(self, arguments: list[str], log: Path, *, stdout: int | None) -> "subprocess.Popen[bytes]":
-        tie = [sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid())]
         with log.open("ab") as file:
             return subprocess.Popen(
-                [*tie, sys.executable, "-P", "-m", "swarm", *arguments],
+                tied(sys.executable, "-P", "-m", "swarm", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=file if stdout is None else stdout,
                 stderr=file,

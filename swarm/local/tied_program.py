@@ -12,6 +12,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def tied(*command: str) -> list[str]:
+    """The command, to be started by the thread that calls this: it ends with that."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
 def main() -> None:
     """Never returns."""
     starter_pid, *command = sys.argv[1:]

@@ -9,29 +9,40 @@ A line that loses packets without a queue is not slowed down.
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Self
 
 from swarm.core.transfers import LEAST_WINDOW_BYTES
 
 LOOK_S = 1.0
-STANDING_TIMES = 3.0
-"""A round trip so many times as long as the shortest one: packets stand in a queue."""
+STANDING_TIMES, STANDING_S = 3.0, 0.06
+"""A round trip so many times as long as the shortest one, and longer by so much: packets stand in a queue. Who receives
+may keep an answer for 40 ms."""
+SHORTEST_S = 0.02
+"""No shorter round trip is reckoned with: what jitters by more may be as near as one likes."""
 MOST_LOST = 0.02
 """Of the bytes sent between two looks: more, and there are fewer from now on."""
 SLOWER, LEAST_KEPT = 0.8, 0.5
-"""Of what was acknowledged; and at least so much of the pace before."""
+"""Of what was acknowledged; and at least so much of the rate before."""
+LEAST_BYTES_PER_S = 2 * 1448.0
 FASTER, MORE_BYTES_PER_S = 1.05, 724.0
 """Where no queue stands. That all get as much more, and lose of what they have, is what makes them equal."""
 LITTLE_MORE_BYTES_PER_S = 145.0
 """Where one does: until packets are lost, most of them of who sends most."""
+FORGOTTEN_S = 20.0
+"""After which a pace says nothing of the line any more."""
 _SO_MAX_PACING_RATE = 47
 _UNPACED = (1 << 32) - 1
-_INFO = struct.Struct("=24xI40xI48xQ16xII16xQ24xQQ")
-"""Of Linux's `struct tcp_info`: segments not acknowledged; rtt, us; bytes acknowledged; bytes not sent; shortest rtt of
-late, us; us in which there was something to send; bytes sent, and sent again."""
+_INFO = struct.Struct("=xB2xB19xI40xI48xQ16xII16xQ24xQQ")
+"""Of Linux's `struct tcp_info`: state of loss; time-outs running; segments not acknowledged; rtt, us; bytes
+acknowledged; bytes not sent; shortest rtt of late, us; us in which there was something to send; bytes sent, and sent
+again."""
+_LOSS = 4
+"""TCP has heard nothing for so long that it begins anew."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,10 @@ class Told:
     """There was something to send, or to be acknowledged."""
     sent: int
     sent_again: int
-    is_idle: bool
+    is_idle: bool = False
     """All that it was given has arrived."""
+    is_cut_off: bool = False
+    """Nothing is heard of the other end."""
 
     @classmethod
     def of(cls, connection: socket.socket) -> Self | None:
@@ -60,27 +73,45 @@ class Told:
             return None
         if len(info) < _INFO.size:
             return None
-        unacknowledged, rtt_us, acknowledged, unsent, least_us, busy_us, sent, again = _INFO.unpack(info)
-        is_idle = unsent == unacknowledged == 0
-        return cls(rtt_us / 1e6, least_us / 1e6, acknowledged, busy_us / 1e6, sent, again, is_idle)
+        state, time_outs, unacknowledged, rtt_us, acknowledged, unsent, least_us, busy_us, sent, again = _INFO.unpack(
+            info
+        )
+        return cls(
+            rtt_us / 1e6,
+            least_us / 1e6,
+            acknowledged,
+            busy_us / 1e6,
+            sent,
+            again,
+            is_idle=unsent == unacknowledged == 0,
+            is_cut_off=state == _LOSS or time_outs > 0,
+        )
 
 
 class Pace:
-    """Of one connection: looked at once a second from `watch` on until all has arrived."""
+    """Of one connection: looked at once a second while anything of what it is given is under way."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = -math.inf
         self._before: Told | None = None
-        self._least_s = float("inf")
+        self._least_s = math.inf
+        self._rate = 0.0
+        """Of late."""
         self.bytes_per_s: float | None = None
         """None: as fast as TCP will."""
 
     def watch(self) -> None:
-        """Called whenever the kernel takes no more for now."""
-        if self._timer is None:
-            self._before = Told.of(self._connection)
-            self._look_later()
+        """Called whenever the kernel was given something, or takes no more for now."""
+        if self._timer is not None:
+            return
+        if time.monotonic() > self._looked_at + FORGOTTEN_S:
+            self._rate = 0.0
+            if self.bytes_per_s is not None:
+                self._keep_to(math.inf)
+        self._before = Told.of(self._connection)
+        self._look_later()
 
     def close(self) -> None:
         """Look no more."""
@@ -92,7 +123,7 @@ class Pace:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self._timer, self._looked_at = None, time.monotonic()
         before, told = self._before, Told.of(self._connection)
         if before is not None and told is not None:
             self.go_by(before, told)
@@ -102,21 +133,21 @@ class Pace:
 
     def go_by(self, before: Told, told: Told) -> None:
         """What came of the time between."""
-        self._least_s = min(self._least_s, told.least_round_trip_s)
+        self._least_s = min(self._least_s, max(SHORTEST_S, told.least_round_trip_s))
         busy_s, acknowledged = told.busy_s - before.busy_s, told.acknowledged - before.acknowledged
-        if busy_s <= 0 or acknowledged <= 0:
-            return
-        rate = acknowledged / busy_s
-        if self.bytes_per_s is None and rate * self._least_s >= LEAST_WINDOW_BYTES:
+        if told.is_cut_off or busy_s < LOOK_S / 2 or acknowledged <= 0:
+            return  # it says nothing of the line's rate
+        rate, rate_before, pace = acknowledged / busy_s, self._rate, self.bytes_per_s
+        self._rate = rate
+        if pace is None and rate * self._least_s >= LEAST_WINDOW_BYTES:
             return  # TCP's own control does it
-        stands = told.round_trip_s > STANDING_TIMES * self._least_s
-        pace = self.bytes_per_s
+        stands = told.round_trip_s > max(STANDING_TIMES * self._least_s, self._least_s + STANDING_S)
         if stands and told.sent_again - before.sent_again > MOST_LOST * (told.sent - before.sent):
-            self._keep_to(max(SLOWER * rate, LEAST_KEPT * (pace or 0.0)))
+            self._keep_to(max(SLOWER * rate, LEAST_KEPT * (pace or rate_before), LEAST_BYTES_PER_S))
         elif pace is not None and stands:
             self._keep_to(pace + LITTLE_MORE_BYTES_PER_S)
         elif pace is not None:
-            self._keep_to(min(FASTER * pace, 2 * rate) + MORE_BYTES_PER_S)
+            self._keep_to(max(pace, min(FASTER * pace, 2 * rate)) + MORE_BYTES_PER_S)
 
     def _keep_to(self, rate: float) -> None:
         self.bytes_per_s = rate if rate * self._least_s < LEAST_WINDOW_BYTES else None

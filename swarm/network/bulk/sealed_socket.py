@@ -88,12 +88,11 @@ class SealedSocket:
         """
         if not self._unsent:
             self._seal(buffers)
-        while self._unsent:
-            try:
+        try:
+            while self._unsent:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
-            except BlockingIOError:
-                self._pace.watch()
-                raise
+        finally:
+            self._pace.watch()
         _give_back(self._outgoing)
         self._outgoing = None
         return self._unsent_plain

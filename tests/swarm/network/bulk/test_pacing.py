@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -133,11 +134,13 @@ def test_a_line_that_tcp_copes_with_is_left_to_it(senders: tuple[str, ...], monk
     assert (twice, kept) == (0.0, [])
 
 
-def told(*, seconds: float, rate: float, round_trip_s: float, lost: float = 0.0, least_s: float = 0.04) -> Told:
+def told(
+    *, seconds: float, rate: float, round_trip_s: float, lost: float = 0.0, least_s: float = 0.04, cut_off: bool = False
+) -> Told:
     """After so long at a rate, bytes a second, with a share of what was sent lost."""
     acknowledged = int(seconds * rate)
     again = int(acknowledged * lost / (1 - lost))
-    return Told(round_trip_s, least_s, acknowledged, seconds, acknowledged + again, again, False)
+    return Told(round_trip_s, least_s, acknowledged, seconds, acknowledged + again, again, is_cut_off=cut_off)
 
 
 @pytest.fixture
@@ -146,47 +149,62 @@ def pace() -> Iterator[Pace]:
         yield Pace(connection)
 
 
-QUEUED = {"rate": 20_000.0, "round_trip_s": 0.2, "lost": 0.1}
+NOTHING = told(seconds=0.0, rate=0.0, round_trip_s=0.04)
+QUEUED: dict[str, Any] = {"seconds": 1.0, "rate": 20_000.0, "round_trip_s": 0.2, "lost": 0.1}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         pytest.param({"round_trip_s": 0.1}, id="lost on a path without a queue"),
+        pytest.param({"round_trip_s": 0.06, "least_s": 0.01}, id="lost while answers are kept for 40 ms"),
         pytest.param({"lost": 0.0}, id="nothing lost"),
         pytest.param({"rate": 200_000.0}, id="fast enough for TCP's own control"),
         pytest.param({"rate": 0.0}, id="nothing came"),
+        pytest.param({"seconds": 0.3}, id="little to send"),
+        pytest.param({"cut_off": True}, id="nothing is heard"),
     ],
 )
-def test_only_what_a_slow_lines_queue_drops_is_held_back(pace: Pace, changes: dict[str, float]) -> None:
-    nothing = told(seconds=0.0, rate=0.0, round_trip_s=0.04)
-    pace.go_by(nothing, told(seconds=1.0, **{**QUEUED, **changes}))
+def test_only_what_a_slow_lines_queue_drops_is_held_back(pace: Pace, changes: dict[str, Any]) -> None:
+    pace.go_by(NOTHING, told(**(QUEUED | changes)))
     assert pace.bytes_per_s is None
-    pace.go_by(nothing, told(seconds=1.0, **QUEUED))
+
+
+def test_a_pace_is_below_what_was_acknowledged_and_never_far_below_what_was_before(pace: Pace) -> None:
+    pace.go_by(NOTHING, told(**QUEUED))
     assert pace.bytes_per_s == pytest.approx(16_000, rel=0.01)
+    pace.go_by(NOTHING, told(**QUEUED | {"rate": 1_000.0}))
+    assert pace.bytes_per_s == pytest.approx(8_000, rel=0.01)
 
 
 def test_a_paced_connection_comes_back_when_the_line_is_free(pace: Pace) -> None:
-    nothing = told(seconds=0.0, rate=0.0, round_trip_s=0.04)
-    pace.go_by(nothing, told(seconds=1.0, **QUEUED))
+    pace.go_by(NOTHING, told(**QUEUED))
     looks = 0
     while pace.bytes_per_s is not None and looks < 60:
         looks += 1
-        pace.go_by(nothing, told(seconds=1.0, rate=pace.bytes_per_s, round_trip_s=0.05))
+        pace.go_by(NOTHING, told(seconds=1.0, rate=pace.bytes_per_s, round_trip_s=0.05))
     assert 15 < looks < 35, "half a minute to as much as TCP can do by itself"
+
+
+def test_of_a_line_that_was_idle_a_pace_says_nothing(pace: Pace) -> None:
+    async def main() -> None:
+        pace.go_by(NOTHING, told(**QUEUED))
+        pace.watch()
+        assert pace.bytes_per_s is None
+
+    asyncio.run(main())
 
 
 def test_who_sends_ten_times_as_much_as_another_soon_does_not() -> None:
     """Of a line's loss each has a part as large as its part of what is sent."""
     with socket.socket() as connection:
         paces = [Pace(connection), Pace(connection)]
-        nothing = told(seconds=0.0, rate=0.0, round_trip_s=0.04)
         for pace, rate in zip(paces, (40_000.0, 4_000.0), strict=True):
-            pace.go_by(nothing, told(seconds=1.0, rate=rate, round_trip_s=0.2, lost=0.1))
+            pace.go_by(NOTHING, told(seconds=1.0, rate=rate, round_trip_s=0.2, lost=0.1))
         for _ in range(120):
             kept = [pace.bytes_per_s or 0.0 for pace in paces]
             lost = max(0.0, 1 - 50_000 / sum(kept))
             for pace, rate in zip(paces, kept, strict=True):
-                pace.go_by(nothing, told(seconds=1.0, rate=rate * (1 - lost), round_trip_s=0.2, lost=lost))
+                pace.go_by(NOTHING, told(seconds=1.0, rate=rate * (1 - lost), round_trip_s=0.2, lost=lost))
     slow, fast = sorted(pace.bytes_per_s or 0.0 for pace in paces)
     assert slow > fast / 3
