@@ -3,7 +3,7 @@
 TCP keeps some packets of each connection under way however slow the line is, four at the least with bbr. Where several
 members send to one at half a megabit a second, these alone are more than its queue holds: a fifth of all they send is
 dropped, and sent again (`tests/swarm/network/bulk/test_pacing.py`). `Pace` has the kernel send no faster than what was
-acknowledged, and a little more from time to time, for as long as the rate is one at which TCP cannot do so by itself.
+acknowledged, and a little more from time to time, for as long as TCP has about as little under way as it can have.
 A line that loses packets without a queue is not slowed down.
 """
 
@@ -24,6 +24,8 @@ STANDING_TIMES, STANDING_S = 3.0, 0.06
 may keep an answer for 40 ms."""
 SHORTEST_S = 0.02
 """No shorter round trip is reckoned with: what jitters by more may be as near as one likes."""
+AT_LEAST_TIMES = 1.5
+"""Of TCP's least window: so few bytes under way are about the fewest."""
 MOST_LOST = 0.02
 """Of the bytes sent between two looks: more, and there are fewer from now on."""
 SLOWER, LEAST_KEPT = 0.8, 0.5
@@ -139,8 +141,8 @@ class Pace:
             return  # it says nothing of the line's rate
         rate, rate_before, pace = acknowledged / busy_s, self._rate, self.bytes_per_s
         self._rate = rate
-        if pace is None and rate * self._least_s >= LEAST_WINDOW_BYTES:
-            return  # TCP's own control does it
+        if pace is None and rate * told.round_trip_s > AT_LEAST_TIMES * LEAST_WINDOW_BYTES:
+            return  # TCP has more under way than it must, and takes less by itself
         stands = told.round_trip_s > max(STANDING_TIMES * self._least_s, self._least_s + STANDING_S)
         if stands and told.sent_again - before.sent_again > MOST_LOST * (told.sent - before.sent):
             self._keep_to(max(SLOWER * rate, LEAST_KEPT * (pace or rate_before), LEAST_BYTES_PER_S))
