@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from swarm.network.bulk.pacing import Pace
-
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 RECORD_BYTES = 544 << 10
@@ -40,7 +38,6 @@ class SealedSocket:
     def __init__(self, connection: socket.socket, *, send_key: bytes, receive_key: bytes) -> None:
         self._connection = connection
         self._sealing, self._opening = AESGCM(send_key), AESGCM(receive_key)
-        self._pace = Pace(connection)
         self._num_sealed = self._num_opened = 0
         self._outgoing: bytearray | None = None
         self._unsent = memoryview(b"")
@@ -66,7 +63,6 @@ class SealedSocket:
         return len(self._unsent) - self._unsent_plain if self._unsent else 0
 
     def close(self) -> None:
-        self._pace.close()
         self._connection.close()
         for buffer in (self._outgoing, self._incoming):
             _give_back(buffer)
@@ -88,11 +84,8 @@ class SealedSocket:
         """
         if not self._unsent:
             self._seal(buffers)
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._connection.send(self._unsent) :]
-        finally:
-            self._pace.watch()
+        while self._unsent:
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
         _give_back(self._outgoing)
         self._outgoing = None
         return self._unsent_plain
