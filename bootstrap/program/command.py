@@ -9,7 +9,6 @@ import click
 
 from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
-from swarm.local.importing import importing
 from swarm.log_format import log_to_terminal
 from swarm.network.addresses import beside, listen_multiaddresses
 from swarm.readable import duration_text, wrapped
@@ -109,23 +108,22 @@ def command(
     When the run is over its peers go, and the host goes on serving what came of it.
     """
     log_to_terminal(verbose=verbose)
-    with importing():
-        from bootstrap.directory.admission import AdmissionPolicy, listed_peers
-        from bootstrap.directory.doors import DoorSettings
-        from bootstrap.directory.relaying import RelaySettings
-        from bootstrap.owner.reference import read_reference
-        from bootstrap.owner.worth import ask_whether_to_start
-        from bootstrap.program.held_run import HeldRun
-        from bootstrap.program.host import HostSettings
-        from bootstrap.program.hosting import Hosting, HostingSettings
-        from bootstrap.state.remote_archive import open_place
-        from bootstrap.state.run_folder import RunFolder, prepare_run
-        from bootstrap.state.task_scores import checked_tasks
-        from bootstrap.tracking.places import TrackerPlace
-        from swarm.manifest.file import assumed_data, freeze, read_manifest
-        from swarm.memory.allocator import return_large_blocks
-        from swarm.network.loop import run
-        from swarm.network.services.mirror import checked_mirrors
+    from bootstrap.directory.admission import AdmissionPolicy, listed_peers
+    from bootstrap.directory.doors import DoorSettings
+    from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.owner.reference import read_reference
+    from bootstrap.owner.worth import ask_whether_to_start
+    from bootstrap.program.held_run import HeldRun
+    from bootstrap.program.host import HostSettings
+    from bootstrap.program.hosting import Hosting, HostingSettings
+    from bootstrap.state.remote_archive import open_place
+    from bootstrap.state.run_folder import RunFolder, prepare_run
+    from bootstrap.state.task_scores import checked_tasks
+    from bootstrap.tracking.places import TrackerPlace
+    from swarm.manifest.file import assumed_data, freeze, read_manifest
+    from swarm.memory.allocator import return_large_blocks
+    from swarm.network.loop import run
+    from swarm.network.services.mirror import checked_mirrors
 
     return_large_blocks()
     show = _Shown(as_json)

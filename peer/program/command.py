@@ -19,7 +19,6 @@ from peer.program.state_folder import HeldFolder, StateFolder
 from swarm.core.errors import SettingsError
 from swarm.core.owner.guest import GIB
 from swarm.core.owner.limits import LIMITS, OwnerLimits
-from swarm.local.importing import importing
 from swarm.log_format import LogFormatter
 from swarm.network.addresses import beside, listen_multiaddresses
 
@@ -310,16 +309,14 @@ def _threads(volunteers: "Sequence[VolunteerSettings]", limits: OwnerLimits) -> 
 
 
 def _imported() -> "tuple[type[Lives], type[KnownPeers]]":
-    with importing():
-        from peer.directory.known_peers import KnownPeers
-        from peer.program.lives import Lives
+    from peer.directory.known_peers import KnownPeers
+    from peer.program.lives import Lives
 
     return Lives, KnownPeers
 
 
 def _load_peer() -> "MakePeer":
-    with importing():
-        from peer.program.daemon import PeerDaemon
+    from peer.program.daemon import PeerDaemon
 
     return PeerDaemon
 

@@ -17,8 +17,6 @@ from unittest.mock import patch
 
 import torch
 
-from swarm.local.importing import importing
-
 COMPILER = ("torch._dynamo", "torch._dynamo._trace_wrapped_higher_order_op")
 
 
@@ -92,7 +90,6 @@ def _load() -> Any:
         patch.object(torch.distributed, "is_available", _no),
         patch.object(transformers.utils, "is_scipy_available", _no),
         _without_compiler(),
-        importing(),
     ):
         import_utils.is_torch_distributed_available()  # as long as the process lives
         import transformers.masking_utils

@@ -44,14 +44,15 @@ class WarmPython:
 
 def serve(file: int) -> None:
     """Fork whenever somebody connects, until the input closes."""
-    from swarm.local.importing import importing
+    import gc
 
-    with importing():  # nor does any of the workers copy all this by looking through it
-        import pytest
+    import pytest
 
-        import tests.zygote
+    import tests.zygote
 
     assert all((pytest, tests.zygote))
+    gc.collect()
+    gc.freeze()  # nor does any of the workers copy all this by looking through it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who asked hears of an end by its connection's
     with socket.socket(fileno=file) as listening:
         while True:
