@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -40,11 +39,10 @@ class Program:
         more_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> "Program":
         """Start `python -m MODULE ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
-        # -P keeps modules of the folder we stand in from passing for ours.
         with log.open("ab") as file:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *tied(sys.executable, "-P", "-m", module, *arguments),
+                    *tied(module, *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=file if on_line is None else asyncio.subprocess.PIPE,
                     stderr=file,

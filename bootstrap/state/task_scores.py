@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,7 @@ class TaskScores:
         said = self._work / "said.log"
         with said.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *tied(sys.executable, "-P", "-m", module, *arguments),
+                *tied(module, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

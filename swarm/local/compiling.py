@@ -50,7 +50,7 @@ def rehearse_apart(settings: RunSettings, leaving: threading.Event) -> None:
 
 def _compile(settings: RunSettings, leaving: threading.Event) -> None:
     """Raises OSError, SubprocessError or TransientError, and leaves no process behind."""
-    command = tied(sys.executable, "-P", "-m", __name__)
+    command = tied(__name__)
     give_up_at = time.monotonic() + LONGEST_S
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(settings_bytes(settings))

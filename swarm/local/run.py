@@ -8,7 +8,6 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -213,7 +212,7 @@ class Run:
     def _program(self, arguments: list[str], log: Path, *, stdout: int | None) -> "subprocess.Popen[bytes]":
         with log.open("ab") as file:
             return subprocess.Popen(
-                tied(sys.executable, "-P", "-m", "swarm", *arguments),
+                tied("swarm", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=file if stdout is None else stdout,
                 stderr=file,

@@ -12,9 +12,13 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def tied(*command: str) -> list[str]:
-    """The command, to be started by the thread that calls this: it ends with that."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+def tied(module: str, *arguments: str) -> list[str]:
+    """`python -m MODULE ARGUMENTS`, to be started by the thread that calls this: it ends with that.
+
+    Modules of the folder we stand in do not pass for ours there (-P).
+    """
+    tie = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return [*tie, sys.executable, "-P", "-m", module, *arguments]
 
 
 def main() -> None:
