@@ -217,16 +217,15 @@ class StageRounds:
             self._driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: Sequence[Bytes]) -> None:
-        """Take the present step's result from another peer's store. Raises RemoteError if it is not genuine."""
+        """Take the present step's result from another peer's store; each of its bytes has the digest that it names.
+        Raises RemoteError if it is not genuine."""
         version = self.steps.version
         state = self.steps.open_step(Step(version))
         if state is None or state.facts is None or int(result.roster.step) != version:
             return
         if state.round is None:
             state.facts.check_result(result, verify, certified=True)
-        await self._parts.take_results(state, result, bodies)
-        if not self.steps.is_open(state):
-            return
+        self._parts.take_results(state, result, bodies)
         if state.round is None:
             self.context.tasks.spawn(self.taking.finish(state, result))
         else:

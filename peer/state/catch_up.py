@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 
 from peer.round.joiners import Joiners
 from peer.round.rounds import StageRounds
@@ -310,15 +310,39 @@ class CatchUp:
             raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
         if offered.version <= started_at + 1 and self._is_joining:
             await self._ask_to_join()  # it holds the stage's version, or will when it has this one's result
-        for result, _ in offered.results:
+        results = [result for result, _ in offered.results]
+        for result, following in zip_longest(results, results[1:]):
             if int(result.roster.step) != int(steps.version):
                 break
-            await self._rounds.adopt(result, await self._parts_of(result, donor))
-            self._parts.clear()
+            await self._take(result, following, donor)
         if offered.version > steps.version:
             self._behind.add(donor)
         elif offered.version == started_at and self._is_joining and donor in steps.chain.members:
             await self._take_early_parts(donor)  # anybody can be in the directory, and name what is none
+
+    async def _take(self, result: Result, following: Result | None, donor: PeerId) -> None:
+        """Take the next step by this result; that which the donor names after it comes meanwhile."""
+        bodies = await self._parts_of(result, donor)
+        self._parts.clear()
+        coming = asyncio.ensure_future(self._come_meanwhile(following, donor))
+        try:
+            await self._rounds.adopt(result, bodies)
+            self._follow, self._early = self._steps.chain.name, EarlyParts()  # what comes is of what follows it
+            await coming
+        finally:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+    async def _come_meanwhile(self, result: Result | None, donor: PeerId) -> None:
+        """The parts of a result of which nothing is checked yet, by a member's word."""
+        steps = self._steps
+        if result is None or donor not in steps.chain.members:
+            return
+        if int(result.roster.step) != int(steps.version) + 1 or len(result.parts) != steps.replica.num_parts:
+            return
+        named = {part.digest: part.part for part in result.parts if not part.is_empty}
+        with contextlib.suppress(TransientError, RemoteError):  # they are asked for again when it is their turn
+            await self._fetch_parts(donor, result.roster.step, named)
 
     async def _take_early_parts(self, donor: PeerId) -> None:
         """A few that the donor and others have of the present round's result."""

@@ -14,15 +14,44 @@ from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
 from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import RESULTS
 from swarm.network.memory import MemoryNetwork
-from swarm.network.transport import Message
+from swarm.network.transport import Message, Transport
 from tests.swarm_in_process import identity_of
 from tests.verification.exhibits import SmallRun, small_settings
 
 ME, DONOR = identity_of(0), identity_of(1)
 FOR_S = 10.0
+ADOPTS_S = 3.0
 MOST_QUESTIONS = FOR_S / PAUSE_S + 1
+
+
+def steps_at(run: SmallRun, chain: StageChain, **others: Any) -> Any:
+    """What `CatchUp` looks at of a peer's steps: one that may join, and is at `chain`."""
+    return SimpleNamespace(
+        version=int(chain.version),
+        is_over=False,
+        usual_s=None,
+        is_member=False,
+        may_join=lambda peer: True,
+        context=SimpleNamespace(settings=run.settings),
+        chain=chain,
+        replica=run.replicas[0][0],
+        **others,
+    )
+
+
+def following(steps: Any, mine: Transport, donor: PeerId, adopt: Any) -> asyncio.Task[None]:
+    """`CatchUp` with one donor, under way."""
+    rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
+    ticket: Any = SimpleNamespace(to_value=lambda: {})
+    return asyncio.ensure_future(CatchUp(rounds, mine, lambda: {donor}, ticket, lambda: None, random.Random(0)).run())
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("claims", ["nothing new", "a step that is not the next"])
@@ -54,14 +83,9 @@ def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
             chain=SimpleNamespace(members={}, name=b""),
             replica=run.replicas[0][0],
         )
-        rounds: Any = SimpleNamespace(steps=steps)
-        nothing: Any = None
-        following = asyncio.ensure_future(
-            CatchUp(rounds, mine, lambda: {DONOR.peer_id}, nothing, lambda: None, random.Random(0)).run()
-        )
+        catching_up = following(steps, mine, DONOR.peer_id, adopt=None)
         await asyncio.sleep(FOR_S)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await end(catching_up)
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert len(asked_at) <= MOST_QUESTIONS
@@ -81,17 +105,7 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
         network = MemoryNetwork(random.Random(0))
         mine, theirs = network.transport(ME), network.transport(donor)
         is_over = False
-        steps: Any = SimpleNamespace(
-            version=0,
-            is_over=False,
-            usual_s=None,
-            is_member=False,
-            may_join=lambda peer: True,
-            context=SimpleNamespace(settings=run.settings),
-            chain=done.chain,
-            replica=run.replicas[0][0],
-            open_step=lambda step: SimpleNamespace(parts=StepParts(), leader=None),
-        )
+        steps = steps_at(run, done.chain, open_step=lambda step: SimpleNamespace(parts=StepParts(), leader=None))
 
         async def on_results(sender: PeerId, request: Message) -> Message:
             results: list[Any] = [done.result.packed] if is_over and request.meta["from"] == 0 else []
@@ -114,16 +128,60 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
 
         for method, handler in ((RESULTS, on_results), (EARLY_PARTS, on_early_parts), (PART_BYTES, on_part)):
             theirs.serve(method, handler, max_body_bytes=0)
-        rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
-        ticket: Any = SimpleNamespace(to_value=lambda: {})
-        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, ticket, lambda: None, random.Random(0))
-        following = asyncio.ensure_future(catching_up.run())
+        catching_up = following(steps, mine, donor.peer_id, adopt)
         await asyncio.sleep(FOR_S)
         is_over = True
         await asyncio.sleep(FOR_S)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await end(catching_up)
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert adopted == [(done.result, done.bodies)]
     assert asked == [(part.digest, False) for part in done.result.parts]
+
+
+def test_the_parts_of_a_result_come_while_the_one_before_is_taken() -> None:
+    run = SmallRun(small_settings(1), num_peers=1)
+    done = []
+    for _ in range(3):
+        run.microbatch(1)
+        done.append(run.step(0))
+    donor = run.peers[0][0]
+    bodies = {part.digest: body for one in done for part, body in zip(one.result.parts, one.bodies, strict=True)}
+    asked: list[tuple[bytes, int]] = []
+    adopted: list[Any] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs = network.transport(ME), network.transport(donor)
+        steps = steps_at(run, done[0].chain, open_step=lambda step: None)
+
+        async def on_results(sender: PeerId, request: Message) -> Message:
+            start = Fields("request", {"from": request.meta["from"]}).integer("from")
+            results: list[Any] = [one.result.packed for one in done[start:]]
+            return Message({"version": len(done), "oldest": 0, "results": results, "sizes": []})
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            wanted = Fields("request", request.meta).octets("digest", length=32)
+            asked.append((wanted, steps.version))
+            return Message({}, bodies[wanted])
+
+        async def adopt(result: object, parts: object) -> None:
+            await asyncio.sleep(ADOPTS_S)
+            adopted.append((result, parts))
+            steps.version += 1
+            steps.chain = done[steps.version].chain if steps.version < len(done) else run.chains[0]
+
+        async def on_early_parts(sender: PeerId, request: Message) -> Message:
+            return Message({"parts": []})
+
+        for method, handler in ((RESULTS, on_results), (EARLY_PARTS, on_early_parts), (PART_BYTES, on_part)):
+            theirs.serve(method, handler, max_body_bytes=0)
+        catching_up = following(steps, mine, donor.peer_id, adopt)
+        await asyncio.sleep(len(done) * ADOPTS_S + 1.0)
+        await end(catching_up)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert adopted == [(one.result, one.bodies) for one in done]
+    first, *later = ([part.digest for part in one.result.parts] for one in done)
+    early = [(digest, version) for version, digests in enumerate(later) for digest in digests]
+    assert asked == [*((digest, 0) for digest in first), *early]
