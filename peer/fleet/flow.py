@@ -326,16 +326,16 @@ def _tie(flow: Flow, peer: int, before: int, after: int) -> None:
 def unlink(flow: Flow, peer: int, work: int) -> None:
     """Out of the queue."""
     flow.work[work].is_queued = 0
-    _tie(flow, peer, flow.work[work].before, flow.work[work].next)
+    _tie(flow, peer, wide(flow.work[work].before), wide(flow.work[work].next))
 
 
 @inlined
 def link(flow: Flow, peer: int, work: int) -> None:
     """Into the queue: what comes last mostly goes last."""
     one, it = flow.work[work], flow.peers[peer]
-    after, before, step, arrives_at = -1, it.last, it.last_step, it.last_arrives_at
+    after, before, step, arrives_at = wide(-1), wide(it.last), it.last_step, it.last_arrives_at
     while before >= 0 and (step > one.step or (step == one.step and arrives_at > one.arrives_at)):
-        after, before = before, flow.work[before].before
+        after, before = before, wide(flow.work[before].before)
         step, arrives_at = flow.work[before].step, flow.work[before].arrives_at
     one.is_queued = 1
     _tie(flow, peer, before, work)
@@ -364,10 +364,10 @@ def _new(flow: Flow, source: int, now: float) -> int:
         counters[GRANTED] = 0
     counters[FREE] -= 1
     counters[GRANTED] += 1
-    work = flow.free[counters[FREE]]
+    work = wide(flow.free[counters[FREE]])
     counters[USED] = max(counters[USED], work + 1)
     it.in_flight += 1
-    _hold(flow, work, 0, source)
+    _hold(flow, work, wide(0), source)
     one = flow.work[work]
     one.at = 0
     one.is_back = 0
@@ -500,12 +500,12 @@ def _detach(flow: Flow, work: int, now: float) -> None:
 @inlined
 def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
-    stage = flow.work[work].at
+    stage = wide(flow.work[work].at)
     way = flow.ways[work, stage - 1]
     caller = wide(way.holder)
     place = choose(flow, caller, stage, flow.work[work].step, now)
     if place < 0:
-        _hold(flow, work, stage, -1)
+        _hold(flow, work, stage, wide(-1))
         way.link = -1
         _set(flow, flow.peers.shape[0] + work, max(ready_at, now) + RETRY_S)
         return
@@ -606,7 +606,7 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
         one.at = stage - 1
         through_at = _send(flow, peer, now)
         one.left_at = through_at
-        _arrive(flow, work, flow.ways[work, stage - 1].holder, through_at + flow.settings[DELAY_S], now)
+        _arrive(flow, work, wide(flow.ways[work, stage - 1].holder), through_at + flow.settings[DELAY_S], now)
     return int(stage)
 
 
@@ -742,14 +742,14 @@ def _leave(flow: Flow, work: int) -> None:
     """The microbatch's source is lost: it goes on without it, up to the stage after."""
     if flow.work[work].step >= flow.stages[0, OPEN]:
         flow.stages[0, VOID + (flow.work[work].step & 1)] += 1
-    _hold(flow, work, 0, -1)
+    _hold(flow, work, wide(0), wide(-1))
     flow.counters[ORPHANED] += 1
 
 
 @borrowing
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     """The peer is gone with all it held; from `noticed_at` others take its place: when the last of them can go on."""
-    stage = flow.shown[peer].stage
+    stage = wide(flow.shown[peer].stage)
     if flow.shown[peer].takes_from != NO_STEP:
         drain(flow, peer)
     flow.shown[peer].stage = -1
