@@ -181,8 +181,9 @@ def watch(
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
         except click.ClickException:
             ended = {**events.seen[-1], "at": time.time()}
-        (folder / "events.json").write_text(json.dumps(events.seen))
         seen, lines = list(events.seen), list(router.seen)
+        for name, told in (("events", seen), ("lines", lines)):
+            (folder / f"{name}.json").write_text(json.dumps(told))
     return Watched(
         seen,
         lines,

@@ -5,8 +5,8 @@ member (`swarm.core.transfers.join_share`). (By lanes they had more, for one lon
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
 four fifths by one lane against sixteen.) Results go before states: first those of who is or was lately a member and
 was cut off, for rounds are short of it, then of who asks to join. They have them before the next is made, where each of
-two with a half of this would be a round behind for good. Every fourth answer is of who has waited longest, whoever else
-asks for ever. While a round is behind, all but those who were cut off have a quarter of this: members wait for the
+two with a half of this would be a round behind for good. A quarter of the bytes is of who has waited longest, whoever
+else asks for ever. While a round is behind, all but those who were cut off have a quarter of this: members wait for the
 round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
 """
 
@@ -31,8 +31,8 @@ BEHIND_SHARE = 0.25
 """Of what else is theirs, while a round is behind."""
 LATELY = 8
 """Versions for which a member is known that left."""
-IN_ORDER_EVERY = 4
-"""One answer of so many goes to who asked first."""
+IN_ORDER_SHARE = 0.25
+"""Of the bytes, to who asked first."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -47,6 +47,8 @@ class _Turn:
     num_bytes: int = PIECE_BYTES
     """Once it is known; before, as many as most have."""
     is_known: bool = False
+    is_of_first: bool = False
+    """It went when its peer had waited longest."""
 
 
 class Joiners:
@@ -65,7 +67,8 @@ class Joiners:
         self._looking: asyncio.TimerHandle | None = None
         self._lately = deque([steps.chain.members], maxlen=LATELY)
         """Members, by versions."""
-        self._num_begun = 0
+        self._owed_bytes = 0.0
+        """By so much who waited longest had less than `IN_ORDER_SHARE`."""
 
     def turn_of_state(self, peer: PeerId, _: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
         """As `turn`, of a piece of a state."""
@@ -125,8 +128,14 @@ class Joiners:
         return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
-        self._ahead_bytes += num_bytes - turn.num_bytes
+        self._count(turn, num_bytes - turn.num_bytes)
         turn.num_bytes, turn.is_known = num_bytes, True
+
+    def _count(self, turn: _Turn, num_bytes: int) -> None:
+        """So many bytes more go as this answer, or fewer."""
+        self._ahead_bytes += num_bytes
+        owed = self._owed_bytes + num_bytes * (IN_ORDER_SHARE - turn.is_of_first)
+        self._owed_bytes = min(max(0.0, owed), PIECE_BYTES)
 
     def _is_ahead(self, turn: _Turn) -> bool:
         """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as
@@ -144,15 +153,14 @@ class Joiners:
             return not turn.place.done() and (not self._busy[turn.peer] or self._busy.total() < most)
 
         while waiting := list(filter(may_go, self._waiting)):
-            in_order = self._num_begun % IN_ORDER_EVERY == IN_ORDER_EVERY - 1
-            turn = waiting[0] if in_order else min(waiting, key=self._rank)
+            turn = waiting[0] if self._owed_bytes >= PIECE_BYTES else min(waiting, key=self._rank)
             if self._is_ahead(turn):
                 self._look_again()
                 return
-            self._num_begun += 1
             self._busy[turn.peer] += 1
             self._waiting.remove(turn)
-            self._ahead_bytes += turn.num_bytes
+            turn.is_of_first = turn is waiting[0]
+            self._count(turn, turn.num_bytes)
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

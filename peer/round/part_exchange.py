@@ -44,6 +44,7 @@ from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
+from swarm.core.round.proposal import left_by
 from swarm.core.round.words import Reduction, Words
 from swarm.core.transfers import MESSAGE_BYTES, MOST_LANES, bytes_per_s, longest_s
 from swarm.identity.key import verify
@@ -151,8 +152,10 @@ class PartExchange:
         assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
         head = SignedPart.of(reduced, roster, state.parts.reductions).to_value()
         body = state.parts.reduced[reduced.part, reduced.digest]
+        done_without = {*left_by(roster), *(one.peer_id for one in roster.left_out)}
         for peer in to:
-            self._outbox.put(peer, Parcel(state, "reduced", head, body, reduced.part, reduced))
+            parcel = Parcel(state, "reduced", head, body, reduced.part, reduced)
+            self._outbox.put(peer, parcel, is_last=peer in done_without)
 
     async def _send(self, peer: PeerId, parcels: list[Parcel]) -> int:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]

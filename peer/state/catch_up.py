@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -51,6 +51,10 @@ JOIN = "join"
 """{ticket, promotion | None} -> {version}: a peer that has caught up asks to be put on the next roster of its stage.
 With that version it will be a member, or is one."""
 LONGEST_WAIT_S = 5.0
+VERSIONS_LOOKED_AT = 8
+"""The last ones that the stage was found at say how long a step takes there."""
+PARTS_LOOKED_AT = 4
+"""So many at once say how long one takes."""
 PAUSE_S = 0.25
 """Between two donors that have brought nothing new."""
 
@@ -199,6 +203,12 @@ class CatchUp:
         self._early = EarlyParts()
         self._follow = steps.chain.name
         """The version that both are of the result after."""
+        self._part_s: float | None = None
+        """That a part of a result lately took."""
+        self._stage_was: deque[tuple[float, int]] = deque(maxlen=VERSIONS_LOOKED_AT)
+        """At which version the stage was found, when that was a new one."""
+        self._asked_at: Version | None = None
+        """The version that was here when this peer last asked to join."""
         self._chunks: dict[bytes, memoryview] = {}
         """Of a state whose transfer broke off."""
         self._is_wrong = False
@@ -294,9 +304,12 @@ class CatchUp:
 
     async def _advance(self, donor: PeerId) -> None:
         steps = self._steps
-        wait_s = 0.0 if self._takes_part else 2.0
+        is_to_ask = self._is_joining and self._asked_at != steps.version  # at once: the next round may begin
+        wait_s = 0.0 if self._takes_part or is_to_ask else 2.0
         settings, started_at = steps.context.settings, int(steps.version)
         offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
+        if not self._stage_was or offered.version > self._stage_was[-1][1]:
+            self._stage_was.append((time.monotonic(), offered.version))
         if offered.version > steps.version and offered.oldest > steps.version:
             await self._load_snapshot(donor)
             return
@@ -308,8 +321,9 @@ class CatchUp:
                 log.info("a state from %s: %s", donor[-6:], error)
         if offered.version > steps.version and not offered.results:
             raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
-        if offered.version <= started_at + 1 and self._is_joining:
-            await self._ask_to_join()  # it holds the stage's version, or will when it has this one's result
+        if self._is_joining and self._is_there_in_time(offered.version - started_at):
+            self._asked_at = steps.version
+            await self._ask_to_join()
         results = [result for result, _ in offered.results]
         for result, following in zip_longest(results, results[1:]):
             if int(result.roster.step) != int(steps.version):
@@ -319,6 +333,18 @@ class CatchUp:
             self._behind.add(donor)
         elif offered.version == started_at and self._is_joining and donor in steps.chain.members:
             await self._take_early_parts(donor)  # anybody can be in the directory, and name what is none
+
+    def _is_there_in_time(self, num_lacking: int) -> bool:
+        """Whether it holds the stage's version, or lacks one result and has that, and the one that is then being made,
+        in no more time than a step takes: whoever comes later than the next round begins is no member of that."""
+        if num_lacking != 1:
+            return num_lacking <= 0
+        (first_at, first), (last_at, last) = self._stage_was[0], self._stage_was[-1]
+        if self._part_s is None or last - first < 2:
+            return True
+        num_here = len(self._parts) if self._follow == self._steps.chain.name else 0
+        num_parts = 2 * self._steps.replica.num_parts - num_here
+        return num_parts * self._part_s <= (last_at - first_at) / (last - first)
 
     async def _take(self, result: Result, following: Result | None, donor: PeerId) -> None:
         """Take the next step by this result; that which the donor names after it comes meanwhile."""
@@ -372,6 +398,7 @@ class CatchUp:
         """Have them here, from the donor and others. Raises TransientError or RemoteError."""
         replica, settings = self._steps.replica, self._steps.context.settings
         largest_bytes = max(map(replica.parts().result_bytes, range(replica.num_parts)))
+        num_here, began = len(self._parts), time.monotonic()
         # A result is a byte a parameter: what waits for the rest of it waits on disk.
         await fetch_parts(
             self._transport,
@@ -383,6 +410,10 @@ class CatchUp:
             largest_bytes=largest_bytes,
             keep=replica.outputs.put,
         )
+        came, took_s = len(self._parts) - num_here, time.monotonic() - began
+        if came >= PARTS_LOOKED_AT:
+            self._part_s = took_s / came
+            log.info("%d parts of step %d's result came in %.1f s", came, step, took_s)
 
     def _donors(self, first: PeerId) -> list[PeerId]:
         """Of parts: it and others, members before those whom anybody can be in the directory."""

@@ -191,6 +191,8 @@ class _Line:
     """As which of all lanes its newest one began."""
     is_over: bool = False
     """What is under way is to who is no member any more: it has no share of the uplink."""
+    is_last: bool = False
+    """The step does without its peer: all that others wait for goes first."""
 
     @property
     def pace(self) -> Pace:
@@ -300,9 +302,10 @@ class Outbox:
         self._uplink = Meter(moved=moved)
         self._begun = 0
 
-    def put(self, peer: PeerId, parcel: Parcel) -> None:
-        """Send this once what was put before is sent or under way."""
+    def put(self, peer: PeerId, parcel: Parcel, *, is_last: bool = False) -> None:
+        """Send this once what was put before is sent or under way; `is_last`: and nothing waits for anybody else."""
         line = self._lines.setdefault(peer, _Line(self._first_pace))
+        line.is_last = is_last
         line.waiting.append(parcel)
         line.waiting_bytes += len(parcel.body)
         self._begin()
@@ -324,20 +327,20 @@ class Outbox:
 
     def _begin(self) -> None:
         """One lane more, if there is room for it: to the peer that has the fewest, and of these to the one that waits
-        longest; narrow lines last. Each of these has one beside, and more only where the uplink has room for others
-        all the same."""
+        longest; narrow lines last, and then those that are to be. Each narrow one has one beside, and more only where
+        the uplink has room for others all the same."""
         below = self._narrow_below
         able = [
-            (line.is_below(below), line.meter.busy, line.began, peer)
+            (line.is_last, line.is_below(below), line.meter.busy, line.began, peer)
             for peer, line in self._lines.items()
             if line.has_room
         ]
-        for is_narrow, busy, _, peer in able:
-            if is_narrow and busy == self._lines[peer].on_uplink:
+        for is_last, is_narrow, busy, _, peer in able:
+            if is_narrow and not is_last and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
         able = [one for one in able if self._lines[one[-1]].has_room]
         if able:
-            is_narrow, *_, peer = min(able)
+            _, is_narrow, *_, peer = min(able)
             if self._has_room(self._uplink.busy + 1 + (LEAST_LANES if is_narrow else 0)):
                 self._begin_lane(peer, on_uplink=True)
 
@@ -385,6 +388,8 @@ class Outbox:
         """Whether a lane goes on, and none is due to another peer."""
         line, below = lane.line, self._narrow_below
         is_narrow = line.is_below(below)
+        if line.is_last and any(other.has_room and not other.is_last for other in self._lines.values()):
+            return False
         if not lane.on_uplink:
             return is_narrow and line.meter.busy <= line.on_uplink + 1
         others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, IN_ORDER_EVERY, LATE_TIMES, LATELY, LOOK_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -187,8 +187,8 @@ def test_a_member_that_was_cut_off_is_first_and_has_its_part_also_while_the_roun
         theirs = wanted / 2 * seconds
         assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
         num_new = [peer for peer, _ in crowd.ends].count(NEW)
-        assert num_new <= len(crowd.ends) / IN_ORDER_EVERY + LANES, "who is new has what a member leaves"
-        assert num_new >= len(crowd.ends) / IN_ORDER_EVERY / 2, "and something in any case"
+        assert num_new <= len(crowd.ends) * IN_ORDER_SHARE + LANES, "who is new has what a member leaves"
+        assert num_new >= len(crowd.ends) * IN_ORDER_SHARE / 2, "and something in any case"
         await crowd.over()
 
     asyncio.run(main())
