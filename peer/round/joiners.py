@@ -128,12 +128,8 @@ class Joiners:
         return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
-        self._count(turn, num_bytes - turn.num_bytes)
+        self._ahead_bytes += num_bytes - turn.num_bytes
         turn.num_bytes, turn.is_known = num_bytes, True
-
-    def _count(self, turn: _Turn, num_bytes: int) -> None:
-        """So many bytes more go as this answer, or fewer."""
-        self._ahead_bytes += num_bytes
         owed = self._owed_bytes + num_bytes * (IN_ORDER_SHARE - turn.is_of_first)
         self._owed_bytes = min(max(0.0, owed), PIECE_BYTES)
 
@@ -153,14 +149,15 @@ class Joiners:
             return not turn.place.done() and (not self._busy[turn.peer] or self._busy.total() < most)
 
         while waiting := list(filter(may_go, self._waiting)):
-            turn = waiting[0] if self._owed_bytes >= PIECE_BYTES else min(waiting, key=self._rank)
-            if self._is_ahead(turn):
+            first = min(waiting, key=self._rank)
+            turn = waiting[0] if self._owed_bytes >= PIECE_BYTES else first
+            if self._is_ahead(first):
                 self._look_again()
                 return
             self._busy[turn.peer] += 1
             self._waiting.remove(turn)
             turn.is_of_first = turn is waiting[0]
-            self._count(turn, turn.num_bytes)
+            self._ahead_bytes += turn.num_bytes
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

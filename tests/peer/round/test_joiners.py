@@ -1,6 +1,7 @@
 """Who joins shares one member's part of a donor's uplink, and less while a round is behind."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -75,6 +76,8 @@ class Crowd:
     """Bytes a second of the uplink."""
     num_bytes: int = PIECE_BYTES
     """Of an answer."""
+    bytes_to: dict[PeerId, int] = field(default_factory=dict)
+    """Of an answer to these."""
     are_of_states: bool = False
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -92,8 +95,8 @@ class Crowd:
 
     async def _hold(self, peer: PeerId) -> None:
         async with self.joiners.turn(peer, is_of_state=self.are_of_states) as goes:
-            if self.num_bytes:
-                goes(self.num_bytes)
+            if num_bytes := self.bytes_to.get(peer, self.num_bytes):
+                goes(num_bytes)
             event = asyncio.Event()
             self.under_way.append(peer)
             self.ends.append((peer, event))
@@ -189,6 +192,22 @@ def test_a_member_that_was_cut_off_is_first_and_has_its_part_also_while_the_roun
         num_new = [peer for peer, _ in crowd.ends].count(NEW)
         assert num_new <= len(crowd.ends) * IN_ORDER_SHARE + LANES, "who is new has what a member leaves"
         assert num_new >= len(crowd.ends) * IN_ORDER_SHARE / 2, "and something in any case"
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_takes_longer_pieces_has_no_more_of_the_bytes(clock: Clock) -> None:
+    """By answers, one in four, who took a state in pieces four times as long as a result's parts had most of them."""
+
+    async def main() -> None:
+        short = PIECE_BYTES // 4
+        crowd = Crowd(FakeSteps(), 1.0 * PIECE_BYTES, short, bytes_to={NEW: PIECE_BYTES})
+        await bytes_in(crowd, clock, 120.0, (MEMBER, NEW))
+        num_to = Counter(peer for peer, _ in crowd.ends)
+        new, member = num_to[NEW] * PIECE_BYTES, num_to[MEMBER] * short
+        assert new <= (new + member) * IN_ORDER_SHARE + LANES * PIECE_BYTES
+        assert new >= (new + member) * IN_ORDER_SHARE / 2
         await crowd.over()
 
     asyncio.run(main())

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.step_state import StepParts
-from peer.state.catch_up import PAUSE_S, CatchUp
+from peer.state import catch_up
+from peer.state.catch_up import JOIN, PAUSE_S, CatchUp
 from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
 from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
@@ -24,6 +25,8 @@ from tests.verification.exhibits import SmallRun, small_settings
 ME, DONOR = identity_of(0), identity_of(1)
 FOR_S = 10.0
 ADOPTS_S = 3.0
+STEP_S, NUM_STEPS, FIRST = 4.0, 24, 6
+"""From one version to the next; of the stage in all; that it has made when another comes."""
 MOST_QUESTIONS = FOR_S / PAUSE_S + 1
 
 
@@ -185,3 +188,60 @@ def test_the_parts_of_a_result_come_while_the_one_before_is_taken() -> None:
     first, *later = ([part.digest for part in one.result.parts] for one in done)
     early = [(digest, version) for version, digests in enumerate(later) for digest in digests]
     assert asked == [*((digest, 0) for digest in first), *early]
+
+
+@pytest.mark.parametrize(("part_s", "is_slow"), [(1.5, False), (3.0, True)])
+def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_lacks_none(
+    part_s: float, is_slow: bool
+) -> None:
+    """On slow lines it was on the roster a round early, and was taken off again, over and over."""
+    run = SmallRun(small_settings(1), num_peers=1)
+    done = []
+    for _ in range(NUM_STEPS):
+        run.microbatch(1)
+        done.append(run.step(0))
+    donor = run.peers[0][0]
+    bodies = {part.digest: body for one in done for part, body in zip(one.result.parts, one.bodies, strict=True)}
+    lacking: list[int] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs = network.transport(ME), network.transport(donor)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        steps = steps_at(run, done[0].chain, open_step=lambda step: None)
+
+        def version() -> int:
+            return min(NUM_STEPS - 1, FIRST + int((loop.time() - began) / STEP_S))
+
+        async def on_results(sender: PeerId, request: Message) -> Message:
+            start = Fields("request", {"from": request.meta["from"]}).integer("from")
+            results: list[Any] = [one.result.packed for one in done[start : version()]]
+            return Message({"version": version(), "oldest": 0, "results": results, "sizes": []})
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            await asyncio.sleep(part_s / len(done[0].result.parts))
+            return Message({}, bodies[Fields("request", request.meta).octets("digest", length=32)])
+
+        async def on_join(sender: PeerId, request: Message) -> Message:
+            lacking.append(version() - steps.version)
+            return Message({"version": version() + 1})
+
+        async def on_early_parts(sender: PeerId, request: Message) -> Message:
+            return Message({"parts": []})
+
+        async def adopt(result: object, parts: object) -> None:
+            steps.version += 1
+            steps.chain = done[steps.version].chain
+
+        served = {RESULTS: on_results, PART_BYTES: on_part, JOIN: on_join, EARLY_PARTS: on_early_parts}
+        for method, handler in served.items():
+            theirs.serve(method, handler, max_body_bytes=0)
+        catching_up = following(steps, mine, donor.peer_id, adopt)
+        await asyncio.sleep((NUM_STEPS - FIRST) * STEP_S)
+        await end(catching_up)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(catch_up, "PARTS_LOOKED_AT", 1)
+        run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert lacking[0] == (0 if is_slow else 1)

@@ -349,6 +349,31 @@ def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_t
     asyncio.run(main())
 
 
+def test_whom_the_step_does_without_gets_what_nobody_else_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what waited for it from before: it was left out in mid-round."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 4 * SHORTEST_BYTES, monkeypatch)
+        await measured(wire, 4 * SHORTEST_BYTES, monkeypatch, peer=OTHER)
+        wire.sent.clear()
+        wire.open.clear()
+        lanes = wire.outbox.uplink_lanes
+        for number in range(2 * lanes):
+            wire.outbox.put(OTHER, parcel(number, SHORTEST_BYTES))
+        for number in range(lanes, 3 * lanes):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        wire.outbox.put(OTHER, parcel(2 * lanes, SHORTEST_BYTES), is_last=True)
+        await settled()
+        under_way = len(wire.sent)
+        await wire.finished()
+        later = [peer for peer, _ in wire.sent[under_way:]]
+        assert later == sorted(later, key=lambda peer: peer == OTHER)
+        assert {ONE, OTHER} == {*later}
+
+    asyncio.run(main())
+
+
 def test_with_one_lane_peers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was served until nothing waited for it, and the last one heard nothing for minutes."""
     peers = [ONE, OTHER, PeerId("third")]
