@@ -659,13 +659,14 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
 
 
 def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """A snapshot, the results since and those that are made until it has them all. When it lacks one it asks: half of a
-    step is then left on average, and the next one is waited for if a round is closing, which names nobody more: so a
-    round's time, as often as there is one. Of T seconds a share result_s / step_s goes to the results made in them:
-    T = join_bytes / per_s / (1 - result_s / step_s)."""
+    """A snapshot, the results since and those that are made until it has them all. Then it asks, or when it lacks one,
+    where it has that and the next in no more than a step: half of one is then left on average, and the next one is
+    waited for if a round is closing, which names nobody more: so a round's time, as often as there is one. Of T seconds
+    a share result_s / step_s goes to the results made in them: T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
     result_s = result_bytes(settings, part.num_parameters) / per_s
-    waits_s = max(0.0, step_s / 2 + min(step_s, part.round_s) - result_s)
+    early_s = result_s if 2 * result_s <= step_s else 0.0
+    waits_s = max(0.0, step_s / 2 + min(step_s, part.round_s) - early_s)
     return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + waits_s
 
 
