@@ -12,6 +12,7 @@ round, and who joins for nothing that will not come a little later. What a round
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,8 @@ LATELY = 8
 """Versions for which a member is known that left."""
 IN_ORDER_SHARE = 0.25
 """Of the bytes, to who asked first."""
+TAKES_S = 5.0
+"""So long after an answer its peer may still be on its way to the next."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -67,6 +70,8 @@ class Joiners:
         self._looking: asyncio.TimerHandle | None = None
         self._lately = deque([steps.chain.members], maxlen=LATELY)
         """Members, by versions."""
+        self._took_at: dict[PeerId, float] = {}
+        """When who was a member lately was last given a part of a result."""
         self._owed_bytes = 0.0
         """By so much who waited longest had less than `IN_ORDER_SHARE`."""
 
@@ -89,13 +94,22 @@ class Joiners:
             else:
                 if not turn.is_known:
                     self._is_known(turn, 0)
+                self._gives(turn)
                 self._busy -= Counter([peer])  # which forgets whoever has none
             self._begin()
 
     def turned(self, event: VersionTurned) -> None:
         """A round is over."""
         self._lately.append(event.chain.members)
+        self._took_at = {peer: at for peer, at in self._took_at.items() if self.comes_back(peer)}
         self._begin()
+
+    def comes_back(self, peer: PeerId) -> bool:
+        """Whether somebody who was a member lately takes results at the moment."""
+        if any(turn.peer == peer and self._is_back(turn) for turn in self._waiting):
+            return True
+        took_at = self._took_at.get(peer, -math.inf)
+        return time.monotonic() < took_at + TAKES_S or (peer in self._took_at and self._busy[peer] > 0)
 
     @property
     def is_behind(self) -> bool:
@@ -126,6 +140,11 @@ class Joiners:
         """Whose is lowest goes first."""
         asks_to_join = not turn.is_of_state and turn.peer in self._steps.joining
         return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
+
+    def _gives(self, turn: _Turn) -> None:
+        """An answer begins to go, or has gone."""
+        if self._is_back(turn):
+            self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
@@ -158,6 +177,7 @@ class Joiners:
             self._waiting.remove(turn)
             turn.is_of_first = turn is waiting[0]
             self._ahead_bytes += turn.num_bytes
+            self._gives(turn)
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

@@ -98,7 +98,13 @@ class StageRounds:
         )
         self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)
         self._reports = ProgressCalls(
-            steps, self.presence, self._driver, self.turns, self.neighbours, self.is_closed_before
+            steps,
+            self.presence,
+            self._driver,
+            self.turns,
+            self.neighbours,
+            self.is_closed_before,
+            parts.joiners.comes_back,
         )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)

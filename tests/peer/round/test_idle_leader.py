@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def passed_over_at(around: Around, clock: Clock, *, until: float) -> float | None:
     """When a member, who looks every second, passes the leader over."""
     what = cast(Any, around)
-    calls = ProgressCalls(what, what, what, what, set, lambda _: False)
+    calls = ProgressCalls(what, what, what, what, set, lambda _: False, lambda _: False)
     while clock.now < until:
         clock.now += 1.0
         calls.pass_over_the_idle(what)

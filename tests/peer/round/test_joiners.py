@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, TAKES_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -208,6 +208,26 @@ def test_who_takes_longer_pieces_has_no_more_of_the_bytes(clock: Clock) -> None:
         new, member = num_to[NEW] * PIECE_BYTES, num_to[MEMBER] * short
         assert new <= (new + member) * IN_ORDER_SHARE + LANES * PIECE_BYTES
         assert new >= (new + member) * IN_ORDER_SHARE / 2
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps())
+        assert not crowd.joiners.comes_back(MEMBER)
+        crowd.ask(MEMBER, MEMBER, NEW)
+        await settled()
+        clock.now += 2 * TAKES_S
+        assert crowd.joiners.comes_back(MEMBER), "on a slow line an answer is long on its way"
+        assert not crowd.joiners.comes_back(NEW), "who joins is waited for by nobody"
+        for _ in range(2):
+            await crowd.end_one_of(MEMBER)
+        clock.now += TAKES_S / 2
+        assert crowd.joiners.comes_back(MEMBER), "it may ask for the next"
+        clock.now += TAKES_S
+        assert not crowd.joiners.comes_back(MEMBER)
         await crowd.over()
 
     asyncio.run(main())
