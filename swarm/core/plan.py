@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.core.audit.recomputed import audits_of_a_part
+from swarm.core.cohorts import num_cohorts
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
@@ -425,6 +426,16 @@ def round_bytes(codec: str, num_values: int, num_members: float) -> float:
     return (num_members - 1) / num_members * vector_bytes
 
 
+def slowest_round_bytes(settings: RunSettings, num_parameters: int, num_members: int) -> float:
+    """As `round_bytes`, of the member of a cohort that reduces most: few parts cannot be dealt out evenly."""
+    num_values, part_values = settings.round_values * num_parameters, settings.part_values(num_parameters)
+    cohort = num_members / num_cohorts(num_members)
+    share = min(1.0, math.ceil(math.ceil(num_values / part_values) / cohort) * part_values / num_values)
+    codec = settings.codecs.averaging
+    sent = (1 - share) * CONTRIBUTION_BYTES[codec] + share * (cohort - 1) * RESULT_BYTES[codec]
+    return max(sent * num_values, round_bytes(codec, num_values, num_members))
+
+
 def audit_bytes_of(settings: RunSettings, num_parameters: int, num_members: int) -> float:
     """That one member of a stage sends in a step to those who recompute reduced parts: its own part of each."""
     num_values = round(settings.round_values * num_parameters)
@@ -611,7 +622,8 @@ def _plan_stage(
         uplink_s=(round_each_way + activation_up + audit_bytes) / assumptions.up_bytes_per_s,
         work_s=work_s,
         fill_s=each_s + round_trip_s,
-        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
+        round_s=slowest_round_bytes(settings, num_parameters, members)
+        / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
         + beside_s
         + round_trips_s
         + exact_s,

@@ -29,12 +29,13 @@ from swarm.core.plan import (
     plan_cut,
     plan_run,
     round_bytes,
+    slowest_round_bytes,
     stage_memory_bytes,
     tokens_per_s_alone,
     total_bytes,
 )
 from swarm.core.planning.verdict import Verdict, verdict_on
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
+from swarm.core.settings import PART_VALUES, ActivationCodecName, AveragingCodecName, RunSettings
 from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, join_share
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
@@ -49,6 +50,8 @@ LLAMA_1B = (
 LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
 LASTING = replace(LINKS, session_hours=1e9)
 """Nobody leaves or joins."""
+EVEN = 8 * PART_VALUES
+"""Values of which every peer reduces a part."""
 
 
 def _settings(text: str = "") -> RunSettings:
@@ -220,13 +223,13 @@ def test_parameters_are_those_of_the_weights() -> None:
 def test_step_time_is_the_slowest_of_compute_and_links() -> None:
     settings = _settings("[averaging]\nrule = 'mean'")
     slow_links = replace(LASTING, uplink_mbit=0.1)
-    bound = plan_run(settings, [10**6] * 2, 128, slow_links)
+    bound = plan_run(settings, [EVEN] * 2, 128, slow_links)
     votes_s = ROUND_TRIPS * LINKS.round_trip_ms / 1000
-    exact_s = 10**6 * EXACT_NS["int8"] * 1e-9
+    exact_s = EVEN * EXACT_NS["int8"] * 1e-9
     lines_s = max(part.uplink_s for part in bound.stages)
     assert bound.step_s == pytest.approx(lines_s + bound.stages[1].fill_s + votes_s + exact_s)
     slow_compute = replace(LASTING, tflops=1e-4)
-    computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
+    computing = plan_run(settings, [EVEN] * 2, 128, slow_compute)
     first, last = computing.stages
     slowest, other = (first, last) if first.compute_s > last.compute_s else (last, first)
     assert computing.step_s == pytest.approx(slowest.compute_s + other.fill_s + slowest.round_s)
@@ -324,12 +327,25 @@ def test_month_is_what_the_steps_of_a_month_move() -> None:
 
 def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> None:
     far, settings = replace(LINKS, round_trip_ms=200.0), _settings("[audits]\nreducer_share = 0.0")
-    near, distant = (plan_run(settings, [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
+    near, distant = (plan_run(settings, [EVEN] * 2, 128, links).stages[0] for links in (LINKS, far))
     assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
     line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6) / LINK_SHARE
     assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04 + near.exact_s)
-    alone = plan_run(settings, [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
+    alone = plan_run(settings, [EVEN] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
     assert alone.round_s == alone.exact_s
+
+
+def test_a_round_lasts_as_long_as_who_reduces_most_needs() -> None:
+    """Of four parts and eight members four reduce one each, and send it to seven."""
+    settings = _settings("[audits]\nreducer_share = 0.0")
+    uneven, even = (plan_run(settings, [size] * 2, 128, LINKS).stages[0] for size in (EVEN // 2, EVEN))
+    values, result = EVEN / 2, RESULT_BYTES["int8"]
+    line_s = values * (0.75 * CONTRIBUTION_BYTES["int8"] + 0.25 * 7 * result) / LINKS.up_bytes_per_s
+    assert uneven.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04 + uneven.exact_s)
+    assert slowest_round_bytes(settings, EVEN, 8) == even.round_up_bytes
+    assert slowest_round_bytes(settings, EVEN, 1) == 0
+    assert slowest_round_bytes(settings, 10**9, 8) < 1.005 * round_bytes("int8", 10**9, 8)
+    assert slowest_round_bytes(settings, 10**9, 128) < 1.1 * round_bytes("int8", 10**9, 64), "to those of its cohort"
 
 
 def test_what_recomputes_parts_takes_the_line_that_work_leaves_idle_and_then_the_rounds() -> None:
