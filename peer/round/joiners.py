@@ -34,8 +34,8 @@ LATELY = 8
 """Versions for which a member is known that left."""
 IN_ORDER_SHARE = 0.25
 """Of the bytes, to who asked first."""
-TAKES_S = 5.0
-"""So long after an answer its peer may still be on its way to the next."""
+TAKES_S, ASKS_S = 5.0, 1.0
+"""So long after an answer its peer may still be on its way to the next; and is, if it wants one."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -104,12 +104,19 @@ class Joiners:
         self._took_at = {peer: at for peer, at in self._took_at.items() if self.comes_back(peer)}
         self._begin()
 
-    def comes_back(self, peer: PeerId) -> bool:
+    def comes_back(self, peer: PeerId, *, within_s: float = TAKES_S) -> bool:
         """Whether somebody who was a member lately takes results at the moment."""
         if any(turn.peer == peer and self._is_back(turn) for turn in self._waiting):
             return True
         took_at = self._took_at.get(peer, -math.inf)
-        return time.monotonic() < took_at + TAKES_S or (peer in self._took_at and self._busy[peer] > 0)
+        return time.monotonic() < took_at + within_s or (peer in self._took_at and self._busy[peer] > 0)
+
+    def _is_passed(self, turn: _Turn) -> bool:
+        """Whether others come first that have no answer waiting: on a slow line theirs is under way all the time, and
+        what goes beside it would have as much of the line."""
+        if self._is_back(turn) or self._wanted() is None:
+            return False
+        return any(self.comes_back(peer, within_s=ASKS_S) for peer in self._took_at if peer != turn.peer)
 
     @property
     def is_behind(self) -> bool:
@@ -169,8 +176,9 @@ class Joiners:
 
         while waiting := list(filter(may_go, self._waiting)):
             first = min(waiting, key=self._rank)
-            turn = waiting[0] if self._owed_bytes >= PIECE_BYTES else first
-            if self._is_ahead(first):
+            is_owed = self._owed_bytes >= PIECE_BYTES
+            turn = waiting[0] if is_owed else first
+            if self._is_ahead(first) or (not is_owed and self._is_passed(first)):
                 self._look_again()
                 return
             self._busy[turn.peer] += 1

@@ -213,6 +213,30 @@ def test_who_takes_longer_pieces_has_no_more_of_the_bytes(clock: Clock) -> None:
     asyncio.run(main())
 
 
+def test_what_goes_beside_an_answer_to_who_was_cut_off_is_a_share_and_not_half(clock: Clock) -> None:
+    """On a slow line it asks for one part at a time, which is under way for as long as its share of the line is due."""
+
+    async def main() -> None:
+        wanted = PIECE_BYTES / 10
+        crowd = Crowd(FakeSteps(), wanted)
+        crowd.ask(MEMBER, NEW, NEW)
+        num_looks = 2 * int(PIECE_BYTES / (wanted / 2) / LOOK_S)
+        for _ in range(16):
+            for _ in range(num_looks):
+                clock.now += LOOK_S
+                crowd.joiners._begin()
+                await settled()
+            for peer in list(crowd.under_way):
+                crowd.ask(peer)
+                await crowd.end_one_of(peer)
+        num_to = Counter(peer for peer, _ in crowd.ends)
+        assert num_to[NEW] <= len(crowd.ends) * IN_ORDER_SHARE + 1
+        assert num_to[NEW] >= len(crowd.ends) * IN_ORDER_SHARE / 2
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps())
