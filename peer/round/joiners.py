@@ -36,6 +36,8 @@ IN_ORDER_SHARE = 0.25
 """Of the bytes, to who asked first."""
 TAKES_S, ASKS_S = 5.0, 1.0
 """So long after an answer its peer may still be on its way to the next; and is, if it wants one."""
+FEW_LANES = 4
+"""Of an uplink so slow that a connection more has much of it."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -52,6 +54,8 @@ class _Turn:
     is_known: bool = False
     is_of_first: bool = False
     """It went when its peer had waited longest."""
+    is_back: bool = False
+    """It went as a part of a result to who was a member lately."""
 
 
 class Joiners:
@@ -72,6 +76,10 @@ class Joiners:
         """Members, by versions."""
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
+        self._taking = Counter[PeerId]()
+        """Such parts under way."""
+        self._passed_at = 0.0
+        """When somebody was last passed."""
         self._owed_bytes = 0.0
         """By so much who waited longest had less than `IN_ORDER_SHARE`."""
 
@@ -96,27 +104,33 @@ class Joiners:
                     self._is_known(turn, 0)
                 self._gives(turn)
                 self._busy -= Counter([peer])  # which forgets whoever has none
+                self._taking -= Counter([peer] * turn.is_back)
             self._begin()
 
     def turned(self, event: VersionTurned) -> None:
         """A round is over."""
         self._lately.append(event.chain.members)
-        self._took_at = {peer: at for peer, at in self._took_at.items() if self.comes_back(peer)}
+        known = set().union(*self._lately)
+        self._took_at = {peer: at for peer, at in self._took_at.items() if peer in known}
         self._begin()
 
     def comes_back(self, peer: PeerId, *, within_s: float = TAKES_S) -> bool:
         """Whether somebody who was a member lately takes results at the moment."""
-        if any(turn.peer == peer and self._is_back(turn) for turn in self._waiting):
-            return True
-        took_at = self._took_at.get(peer, -math.inf)
-        return time.monotonic() < took_at + within_s or (peer in self._took_at and self._busy[peer] > 0)
+        return self._taking[peer] > 0 or time.monotonic() < self._took_at.get(peer, -math.inf) + within_s
 
     def _is_passed(self, turn: _Turn) -> bool:
         """Whether others come first that have no answer waiting: on a slow line theirs is under way all the time, and
         what goes beside it would have as much of the line."""
-        if self._is_back(turn) or self._wanted() is None:
+        if self._is_back(turn) or self._wanted() is None or self._lanes() > FEW_LANES:
             return False
         return any(self.comes_back(peer, within_s=ASKS_S) for peer in self._took_at if peer != turn.peer)
+
+    def _pass(self, turn: _Turn) -> None:
+        """What the others leave of what is theirs is owed as well: their own lines may be slow."""
+        now, rate = time.monotonic(), self._bytes_per_s(turn) or 0.0
+        since_s, self._passed_at = min(LOOK_S, now - self._passed_at), now
+        self._owed_bytes = min(self._owed_bytes + IN_ORDER_SHARE * rate * since_s, PIECE_BYTES)
+        self._look_again()
 
     @property
     def is_behind(self) -> bool:
@@ -149,13 +163,14 @@ class Joiners:
         return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
 
     def _gives(self, turn: _Turn) -> None:
-        """An answer begins to go, or has gone."""
-        if self._is_back(turn):
+        """An answer goes, or has gone."""
+        if turn.is_back and turn.is_known and turn.num_bytes:
             self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
         turn.num_bytes, turn.is_known = num_bytes, True
+        self._gives(turn)
         owed = self._owed_bytes + num_bytes * (IN_ORDER_SHARE - turn.is_of_first)
         self._owed_bytes = min(max(0.0, owed), PIECE_BYTES)
 
@@ -178,14 +193,18 @@ class Joiners:
             first = min(waiting, key=self._rank)
             is_owed = self._owed_bytes >= PIECE_BYTES
             turn = waiting[0] if is_owed else first
-            if self._is_ahead(first) or (not is_owed and self._is_passed(first)):
+            if self._is_ahead(first):
                 self._look_again()
                 return
+            if not is_owed and self._is_passed(first):
+                self._pass(first)
+                return
+            turn.is_back = self._is_back(turn)
+            self._taking += Counter([turn.peer] * turn.is_back)
             self._busy[turn.peer] += 1
             self._waiting.remove(turn)
             turn.is_of_first = turn is waiting[0]
             self._ahead_bytes += turn.num_bytes
-            self._gives(turn)
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

@@ -549,7 +549,7 @@ class PartExchange:
         self.joiners.turned(event)
         if event.is_next:
             self.rates.end_round()
-            self._outbox.keep(event.chain.members)
+            self._outbox.keep(event.chain.members, self._steps.is_open)
 
     # -- fetched ------------------------------------------------------------------------------------------
 

@@ -308,8 +308,7 @@ class CatchUp:
         wait_s = 0.0 if self._takes_part or is_to_ask else 2.0
         settings, started_at = steps.context.settings, int(steps.version)
         offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
-        if not self._stage_was or offered.version > self._stage_was[-1][1]:
-            self._stage_was.append((time.monotonic(), offered.version))
+        self._stage_is_at(offered.version, donor)
         if offered.version > steps.version and offered.oldest > steps.version:
             await self._load_snapshot(donor)
             return
@@ -334,13 +333,25 @@ class CatchUp:
         elif offered.version == started_at and self._is_joining and donor in steps.chain.members:
             await self._take_early_parts(donor)  # anybody can be in the directory, and name what is none
 
+    def _stage_is_at(self, version: int, donor: PeerId) -> None:
+        """By a donor's word, of which only members' counts."""
+        was = self._stage_was
+        if donor not in self._steps.chain.members:
+            return
+        if was and version < was[-1][1]:  # it was rolled back, or somebody lies
+            was.clear()
+        if not was or version > was[-1][1]:
+            was.append((time.monotonic(), version))
+
     def _is_there_in_time(self, num_lacking: int) -> bool:
         """Whether it holds the stage's version, or lacks one result and has that, and the one that is then being made,
         in no more time than a step takes: whoever comes later than the next round begins is no member of that."""
         if num_lacking != 1:
             return num_lacking <= 0
+        if self._part_s is None or len(self._stage_was) < 2:
+            return True
         (first_at, first), (last_at, last) = self._stage_was[0], self._stage_was[-1]
-        if self._part_s is None or last - first < 2:
+        if last - first < 2:
             return True
         num_here = len(self._parts) if self._follow == self._steps.chain.name else 0
         num_parts = 2 * self._steps.replica.num_parts - num_here
@@ -367,8 +378,15 @@ class CatchUp:
         if int(result.roster.step) != int(steps.version) + 1 or len(result.parts) != steps.replica.num_parts:
             return
         named = {part.digest: part.part for part in result.parts if not part.is_empty}
-        with contextlib.suppress(TransientError, RemoteError):  # they are asked for again when it is their turn
-            await self._fetch_parts(donor, result.roster.step, named)
+        # They are asked for again when it is their turn.
+        with contextlib.suppress(TransientError, RemoteError, TimeoutError):
+            async with asyncio.timeout(self._unchecked_s):
+                await self._fetch_parts(donor, result.roster.step, named)
+
+    @property
+    def _unchecked_s(self) -> float:
+        """How long what nobody has certified may take: a donor may name what nobody else has, and let it drip."""
+        return max(self._steps.context.settings.deadlines.call_s, self._steps.usual_s or 0.0)
 
     async def _take_early_parts(self, donor: PeerId) -> None:
         """A few that the donor and others have of the present round's result."""
@@ -380,7 +398,7 @@ class CatchUp:
         first = {part: digest for part, digest in reversed(named) if part < num_parts and part not in early.parts}
         wanted = {digest: part for part, digest in first.items()}
         try:
-            async with asyncio.timeout(max(settings.deadlines.call_s, steps.usual_s or 0.0)):
+            async with asyncio.timeout(self._unchecked_s):
                 await self._fetch_parts(donor, step, wanted)
             early.num_named[donor] += len(named)
         finally:

@@ -168,6 +168,8 @@ class StagePlan:
     """Of one that computes it at once on a GPU."""
     round_up_bytes: float
     round_down_bytes: float
+    uneven_bytes: float
+    """That the member of a round that reduces most moves beyond these, each way."""
     audit_up_bytes: float
     """To those who recompute reduced parts."""
     activation_up_bytes: float
@@ -583,6 +585,7 @@ def _plan_stage(
     activation_down = (0 if is_first else forward) + (0 if is_last else backward)
     round_each_way = round_bytes(settings.codecs.averaging, settings.round_values * num_parameters, members)
 
+    uneven_bytes = slowest_round_bytes(settings, num_parameters, members) - round_each_way
     compute_s = flops_a_token(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
     activation_s = max(
         activation_up / assumptions.up_bytes_per_s,
@@ -614,6 +617,7 @@ def _plan_stage(
         gpu_memory_bytes=gpu_memory,
         round_up_bytes=round_each_way,
         round_down_bytes=round_each_way,
+        uneven_bytes=uneven_bytes,
         audit_up_bytes=audit_bytes,
         activation_up_bytes=activation_up,
         activation_down_bytes=activation_down,
@@ -622,8 +626,7 @@ def _plan_stage(
         uplink_s=(round_each_way + activation_up + audit_bytes) / assumptions.up_bytes_per_s,
         work_s=work_s,
         fill_s=each_s + round_trip_s,
-        round_s=slowest_round_bytes(settings, num_parameters, members)
-        / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
+        round_s=(round_each_way + uneven_bytes) / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
         + beside_s
         + round_trips_s
         + exact_s,
@@ -689,12 +692,14 @@ def step_seconds(settings: RunSettings, stages: Sequence[StagePlan], assumptions
         slowest = max(stages, key=lambda part: part.work_s)
         fill_s = sum(part.fill_s for part in stages if part is not slowest)
         return slowest.work_s + fill_s + max(part.round_s for part in stages)
-    downlink_s = [
-        (part.round_down_bytes + part.activation_down_bytes) / assumptions.down_bytes_per_s for part in stages
-    ]
     return max(
-        max(part.work_s + part.exact_s, part.round_s, part.uplink_s, down_s)
-        for part, down_s in zip(stages, downlink_s, strict=True)
+        max(
+            part.work_s + part.exact_s,
+            part.round_s,
+            part.uplink_s + part.uneven_bytes / assumptions.up_bytes_per_s,
+            (part.round_down_bytes + part.uneven_bytes + part.activation_down_bytes) / assumptions.down_bytes_per_s,
+        )
+        for part in stages
     )
 
 

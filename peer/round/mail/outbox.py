@@ -310,8 +310,9 @@ class Outbox:
         line.waiting_bytes += len(parcel.body)
         self._begin()
 
-    def keep(self, peers: Container[PeerId]) -> None:
-        """A step is over, and these are the next one's members: forget the lines to anyone else.
+    def keep(self, peers: Container[PeerId], is_open: Callable[[StepState], bool]) -> None:
+        """A step is over, and these are the next one's members: forget the lines to anyone else, and what waits of
+        steps that are not open.
 
         What is under way there may hang until its call ends, and whatever has room on the uplink goes meanwhile: a
         member that stands still, or is cut off, would else cost others their next contribution as well.
@@ -323,6 +324,9 @@ class Outbox:
             line.waiting_bytes, line.is_over = 0, True
             for _ in range(line.on_uplink):
                 self._uplink.hangs(now)
+        for line in self._lines.values():
+            line.waiting = deque(one for one in line.waiting if is_open(one.state))
+            line.waiting_bytes = sum(len(one.body) for one in line.waiting)
         self._begin()
 
     def _begin(self) -> None:
@@ -335,14 +339,14 @@ class Outbox:
             for peer, line in self._lines.items()
             if line.has_room
         ]
+        others_wait = any(line.waiting and not line.is_last for line in self._lines.values())
         for is_last, is_narrow, busy, _, peer in able:
-            if is_narrow and not is_last and busy == self._lines[peer].on_uplink:
+            if is_narrow and not (is_last and others_wait) and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
-        able = [one for one in able if self._lines[one[-1]].has_room]
-        if able:
-            _, is_narrow, *_, peer = min(able)
-            if self._has_room(self._uplink.busy + 1 + (LEAST_LANES if is_narrow else 0)):
+        for _, is_narrow, *_, peer in sorted(able):
+            if self._lines[peer].has_room and self._has_room(self._uplink.busy + 1 + LEAST_LANES * is_narrow):
                 self._begin_lane(peer, on_uplink=True)
+                break
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
         line = self._lines[peer]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, TAKES_S, Joiners
+from peer.round.joiners import BEHIND_SHARE, FEW_LANES, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, TAKES_S, Joiners
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -245,6 +245,7 @@ def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Cl
         await settled()
         clock.now += 2 * TAKES_S
         assert crowd.joiners.comes_back(MEMBER), "on a slow line an answer is long on its way"
+        assert not crowd.joiners.comes_back(BACK)
         assert not crowd.joiners.comes_back(NEW), "who joins is waited for by nobody"
         for _ in range(2):
             await crowd.end_one_of(MEMBER)
@@ -252,6 +253,50 @@ def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Cl
         assert crowd.joiners.comes_back(MEMBER), "it may ask for the next"
         clock.now += TAKES_S
         assert not crowd.joiners.comes_back(MEMBER)
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_what_nobody_has_keeps_nobody_waiting(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps(), PIECE_BYTES / 10, bytes_to={MEMBER: 0})
+        crowd.ask(MEMBER)
+        await settled()
+        await crowd.end_one_of(MEMBER)
+        assert not crowd.joiners.comes_back(MEMBER)
+        crowd.ask(NEW)
+        clock.now += LOOK_S
+        crowd.joiners._begin()
+        await settled()
+        assert crowd.under_way == [NEW]
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lanes", [FEW_LANES, 2 * FEW_LANES])
+def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clock: Clock, lanes: int) -> None:
+    async def main() -> None:
+        wanted = PIECE_BYTES / 2
+        crowd = Crowd(FakeSteps(), wanted)
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted)
+        crowd.ask(MEMBER)
+        await settled()
+        crowd.ask(NEW)
+        for _ in range(int(100.0 / LOOK_S)):  # MEMBER's answer is under way for all of it
+            clock.now += LOOK_S
+            crowd.joiners._begin()
+            await settled()
+            if NEW in crowd.under_way:
+                crowd.ask(NEW)
+                await crowd.end_one_of(NEW)
+        num_to_new = Counter(peer for peer, _ in crowd.ends)[NEW]
+        theirs = 100.0 * wanted / 2 / PIECE_BYTES
+        if lanes == FEW_LANES:
+            assert theirs * IN_ORDER_SHARE / 2 <= num_to_new <= theirs * IN_ORDER_SHARE * 2
+        else:
+            assert num_to_new >= 0.8 * theirs
         await crowd.over()
 
     asyncio.run(main())

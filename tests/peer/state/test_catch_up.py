@@ -245,3 +245,47 @@ def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_
         patched.setattr(catch_up, "PARTS_LOOKED_AT", 1)
         run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert lacking[0] == (0 if is_slow else 1)
+
+
+def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
+    """A member names a result of its own that follows the stage's, and lets its parts drip."""
+    run = SmallRun(small_settings(1), num_peers=1)
+    done = []
+    for _ in range(2):
+        run.microbatch(1)
+        done.append(run.step(0))
+    donor = run.peers[0][0]
+    genuine = {part.digest: body for part, body in zip(done[0].result.parts, done[0].bodies, strict=True)}
+    ended: list[float] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs = network.transport(ME), network.transport(donor)
+        loop = asyncio.get_running_loop()
+        steps = steps_at(run, done[0].chain, open_step=lambda step: None)
+
+        async def on_results(sender: PeerId, request: Message) -> Message:
+            results: list[Any] = [one.result.packed for one in done]
+            return Message({"version": 2, "oldest": 0, "results": results, "sizes": []})
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            body = genuine.get(Fields("request", request.meta).octets("digest", length=32))
+            if body is None:
+                await asyncio.sleep(1e6)
+            return Message({}, body or b"")
+
+        async def adopt(result: object, parts: object) -> None:
+            steps.version += 1
+            steps.chain = done[1].chain
+
+        theirs.serve(RESULTS, on_results, max_body_bytes=0)
+        theirs.serve(PART_BYTES, on_part, max_body_bytes=0)
+        began = loop.time()
+        rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
+        ticket: Any = None
+        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, ticket, lambda: None, random.Random(0))
+        await catching_up._take(done[0].result, done[1].result, donor.peer_id)
+        ended.append(loop.time() - began)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert ended[0] <= run.settings.deadlines.call_s + 1.0

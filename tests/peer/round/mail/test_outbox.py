@@ -59,6 +59,10 @@ def parcel(number: int, num_bytes: int = 10, *, kind: str = "reduced", state: An
     return Parcel(state, kind, {"number": number}, bytes(num_bytes))
 
 
+def is_open(state: Any) -> bool:
+    return state is STEP
+
+
 def numbers(parcels: list[Parcel]) -> list[Any]:
     return [parcel.head["number"] for parcel in parcels]
 
@@ -153,7 +157,7 @@ def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
         longest = max(sum(len(one.body) for one in parcels) for _, parcels in wire.sent[4:])
         assert longest == UNSURE_BYTES, "long, but nothing keeps a line busy for minutes that has become slow"
         before = len(wire.sent)
-        wire.outbox.keep(set())
+        wire.outbox.keep(set(), is_open)
         wire.outbox.put(ONE, parcel(16, SHORT_BYTES))
         wire.outbox.put(ONE, parcel(17, SHORT_BYTES))
         wire.outbox.put(ONE, parcel(18, SHORT_BYTES))
@@ -334,7 +338,7 @@ def test_what_hangs_on_the_way_to_who_is_no_member_any_more_keeps_nothing_from_t
         wire.outbox.put(ONE, parcel(8))
         await settled()
         assert len(wire.sent) == LEAST_LANES
-        wire.outbox.keep({ONE})
+        wire.outbox.keep({ONE}, is_open)
         await settled()
         assert [peer for peer, _ in wire.sent[LEAST_LANES:]] == [ONE]
         wire.open.set()
@@ -370,6 +374,42 @@ def test_whom_the_step_does_without_gets_what_nobody_else_waits_for(monkeypatch:
         later = [peer for peer, _ in wire.sent[under_way:]]
         assert later == sorted(later, key=lambda peer: peer == OTHER)
         assert {ONE, OTHER} == {*later}
+
+    asyncio.run(main())
+
+
+def test_whom_the_step_does_without_has_one_beside_once_nobody_else_waits_though_its_line_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An uplink of 1 Mbit/s has no more lanes than others would have to leave free for it."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 4 * SHORTEST_BYTES, monkeypatch)
+        await measured(wire, SHORTEST_BYTES / 4, monkeypatch, peer=OTHER)
+        wire.open.clear()
+        for number in range(2):
+            wire.outbox.put(OTHER, parcel(number, SHORTEST_BYTES // 8), is_last=True)
+        await settled()
+        assert [peer for peer, _ in wire.sent] == [OTHER]
+        await wire.finished()
+
+    asyncio.run(main())
+
+
+def test_what_waits_of_a_step_that_is_over_is_forgotten() -> None:
+    async def main() -> None:
+        wire = Wire()
+        over: Any = SimpleNamespace()
+        for state in (over, STEP):
+            for number in range(2 * FIRST_PACE.lanes):
+                wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes, state=state))
+        await settled()
+        num_under_way = len(wire.sent)
+        wire.outbox.keep({ONE}, is_open)
+        await wire.finished()
+        later = [one.state for _, parcels in wire.sent[num_under_way:] for one in parcels]
+        assert later == [STEP] * (2 * FIRST_PACE.lanes)
 
     asyncio.run(main())
 
