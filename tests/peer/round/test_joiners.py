@@ -275,6 +275,18 @@ def test_who_asks_for_what_nobody_has_keeps_nobody_waiting(clock: Clock) -> None
     asyncio.run(main())
 
 
+def test_who_takes_a_state_is_not_about_to_be_back(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps(), are_of_states=True)
+        crowd.ask(MEMBER)
+        await settled()
+        assert crowd.under_way == [MEMBER]
+        assert not crowd.joiners.comes_back(MEMBER)
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("lanes", [FEW_LANES, 2 * FEW_LANES])
 def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clock: Clock, lanes: int) -> None:
     async def main() -> None:

@@ -289,3 +289,17 @@ def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert ended[0] <= run.settings.deadlines.call_s + 1.0
+
+
+def test_where_the_stage_is_counts_by_members_words_and_anew_when_it_goes_back() -> None:
+    run = SmallRun(small_settings(1), num_peers=1)
+    run.microbatch(1)
+    done, member = run.step(0), run.peers[0][0].peer_id
+    nothing: Any = None
+    rounds: Any = SimpleNamespace(steps=steps_at(run, done.chain))
+    catching_up = CatchUp(rounds, nothing, set, nothing, lambda: None, random.Random(0))
+    for version, donor in ((3, member), (10**12, DONOR.peer_id), (4, member), (4, member), (6, member)):
+        catching_up._stage_is_at(version, donor)
+    assert [version for _, version in catching_up._stage_was] == [3, 4, 6]
+    catching_up._stage_is_at(5, member)
+    assert [version for _, version in catching_up._stage_was] == [5]

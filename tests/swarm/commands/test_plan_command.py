@@ -348,6 +348,14 @@ def test_a_round_lasts_as_long_as_who_reduces_most_needs() -> None:
     assert slowest_round_bytes(settings, 10**9, 128) < 1.1 * round_bytes("int8", 10**9, 64), "to those of its cohort"
 
 
+def test_with_a_delay_who_reduces_most_sends_that_and_its_activations_over_one_line() -> None:
+    settings = _settings("[averaging]\ndelay = 1\nsync_steps = 0\n[audits]\nreducer_share = 0.0")
+    plan = plan_run(settings, [EVEN // 2] * 2, 2048, LASTING)
+    busiest = max(plan.stages, key=lambda part: part.uplink_s)
+    assert busiest.uneven_bytes > 0
+    assert plan.step_s == pytest.approx(busiest.uplink_s + busiest.uneven_bytes / LASTING.up_bytes_per_s)
+
+
 def test_what_recomputes_parts_takes_the_line_that_work_leaves_idle_and_then_the_rounds() -> None:
     """Four parts of a small stage in each version, one in twenty of a large one; of each all others' inputs."""
     small = plan_run(_settings(), [10**6] * 2, 128, LINKS).stages[0]
