@@ -129,8 +129,12 @@ class Joiners:
         """What the others leave of what is theirs is owed as well: their own lines may be slow."""
         now, rate = time.monotonic(), self._bytes_per_s(turn) or 0.0
         since_s, self._passed_at = min(LOOK_S, now - self._passed_at), now
-        self._owed_bytes = min(self._owed_bytes + IN_ORDER_SHARE * rate * since_s, PIECE_BYTES)
+        self._owe(IN_ORDER_SHARE * rate * since_s)
         self._look_again()
+
+    def _owe(self, num_bytes: float) -> None:
+        """So much more, or less, to who has waited longest; never more than a piece."""
+        self._owed_bytes = min(max(0.0, self._owed_bytes + num_bytes), PIECE_BYTES)
 
     @property
     def is_behind(self) -> bool:
@@ -163,16 +167,15 @@ class Joiners:
         return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
 
     def _gives(self, turn: _Turn) -> None:
-        """An answer goes, or has gone."""
-        if turn.is_back and turn.is_known and turn.num_bytes:
+        """An answer whose length is known goes, or has gone."""
+        if turn.is_back and turn.num_bytes:
             self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         self._ahead_bytes += num_bytes - turn.num_bytes
         turn.num_bytes, turn.is_known = num_bytes, True
         self._gives(turn)
-        owed = self._owed_bytes + num_bytes * (IN_ORDER_SHARE - turn.is_of_first)
-        self._owed_bytes = min(max(0.0, owed), PIECE_BYTES)
+        self._owe(num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
 
     def _is_ahead(self, turn: _Turn) -> bool:
         """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as

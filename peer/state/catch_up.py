@@ -377,11 +377,10 @@ class CatchUp:
             return
         if int(result.roster.step) != int(steps.version) + 1 or len(result.parts) != steps.replica.num_parts:
             return
-        named = {part.digest: part.part for part in result.parts if not part.is_empty}
         # They are asked for again when it is their turn.
         with contextlib.suppress(TransientError, RemoteError, TimeoutError):
             async with asyncio.timeout(self._unchecked_s):
-                await self._fetch_parts(donor, result.roster.step, named)
+                await self._fetch_parts(donor, result.roster.step, _named(result))
 
     @property
     def _unchecked_s(self) -> float:
@@ -461,9 +460,8 @@ class CatchUp:
         keys = {(part.part, part.digest) for part in result.parts} & held.reduced.keys()
         self._parts |= {digest: held.reduced[part, digest] for part, digest in keys}
         held.are_caught_up_on = True
-        named = {part.digest: part.part for part in result.parts if not part.is_empty}
         try:
-            await self._fetch_parts(donor, result.roster.step, named)
+            await self._fetch_parts(donor, result.roster.step, _named(result))
         finally:
             held.are_caught_up_on = False
         return [b"" if part.is_empty else self._parts[part.digest] for part in result.parts]
@@ -516,3 +514,8 @@ class CatchUp:
                     steps.joins_at(version)
 
         await asyncio.gather(*(ask(peer) for peer in self._others()))
+
+
+def _named(result: Result) -> dict[bytes, int]:
+    """Its parts of which there are bytes, by digest."""
+    return {part.digest: part.part for part in result.parts if not part.is_empty}

@@ -584,8 +584,8 @@ def _plan_stage(
     activation_up = (0 if is_last else forward) + (0 if is_first else backward)
     activation_down = (0 if is_first else forward) + (0 if is_last else backward)
     round_each_way = round_bytes(settings.codecs.averaging, settings.round_values * num_parameters, members)
-
     uneven_bytes = slowest_round_bytes(settings, num_parameters, members) - round_each_way
+
     compute_s = flops_a_token(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
     activation_s = max(
         activation_up / assumptions.up_bytes_per_s,

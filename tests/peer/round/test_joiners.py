@@ -202,7 +202,7 @@ def test_who_takes_longer_pieces_has_no_more_of_the_bytes(clock: Clock) -> None:
 
     async def main() -> None:
         short = PIECE_BYTES // 4
-        crowd = Crowd(FakeSteps(), 1.0 * PIECE_BYTES, short, bytes_to={NEW: PIECE_BYTES})
+        crowd = Crowd(FakeSteps(), PIECE_BYTES, short, bytes_to={NEW: PIECE_BYTES})
         await bytes_in(crowd, clock, 120.0, (MEMBER, NEW))
         num_to = Counter(peer for peer, _ in crowd.ends)
         new, member = num_to[NEW] * PIECE_BYTES, num_to[MEMBER] * short

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from swarm.host_protocol import RESULTS
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
 from tests.swarm_in_process import identity_of
-from tests.verification.exhibits import SmallRun, small_settings
+from tests.verification.exhibits import Done, SmallRun, small_settings
 
 ME, DONOR = identity_of(0), identity_of(1)
 FOR_S = 10.0
@@ -45,11 +45,35 @@ def steps_at(run: SmallRun, chain: StageChain, **others: Any) -> Any:
     )
 
 
-def following(steps: Any, mine: Transport, donor: PeerId, adopt: Any) -> asyncio.Task[None]:
-    """`CatchUp` with one donor, under way."""
+def with_donor(steps: Any, mine: Transport, donor: PeerId, adopt: Any) -> CatchUp:
+    """One donor alone."""
     rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
     ticket: Any = SimpleNamespace(to_value=lambda: {})
-    return asyncio.ensure_future(CatchUp(rounds, mine, lambda: {donor}, ticket, lambda: None, random.Random(0)).run())
+    return CatchUp(rounds, mine, lambda: {donor}, ticket, lambda: None, random.Random(0))
+
+
+def following(steps: Any, mine: Transport, donor: PeerId, adopt: Any) -> asyncio.Task[None]:
+    """As `with_donor`, under way."""
+    return asyncio.ensure_future(with_donor(steps, mine, donor, adopt).run())
+
+
+def stage_that_made(num_steps: int) -> tuple[SmallRun, list[Done]]:
+    """One of one member."""
+    run, done = SmallRun(small_settings(1), num_peers=1), []
+    for _ in range(num_steps):
+        run.microbatch(1)
+        done.append(run.step(0))
+    return run, done
+
+
+def bodies_of(*done: Done) -> dict[bytes, Any]:
+    """Their results' parts, by digest."""
+    return {part.digest: body for one in done for part, body in zip(one.result.parts, one.bodies, strict=True)}
+
+
+async def nothing_early(sender: PeerId, request: Message) -> Message:
+    """An answer to `EARLY_PARTS`."""
+    return Message({"parts": []})
 
 
 async def end(task: asyncio.Task[None]) -> None:
@@ -95,10 +119,8 @@ def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
 
 
 def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once() -> None:
-    run = SmallRun(small_settings(1), num_peers=1)
-    run.microbatch(1)
-    done, donor = run.step(0), run.peers[0][0]
-    bodies = {part.digest: body for part, body in zip(done.result.parts, done.bodies, strict=True)}
+    run, (done,) = stage_that_made(1)
+    donor, bodies = run.peers[0][0], bodies_of(done)
     false = [0, bytes(32)]  # the roster may change, and donors may lie
     named: list[Any] = [*([part.part, part.digest] for part in done.result.parts), false]
     asked: list[tuple[bytes, bool]] = []
@@ -143,13 +165,8 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
 
 
 def test_the_parts_of_a_result_come_while_the_one_before_is_taken() -> None:
-    run = SmallRun(small_settings(1), num_peers=1)
-    done = []
-    for _ in range(3):
-        run.microbatch(1)
-        done.append(run.step(0))
-    donor = run.peers[0][0]
-    bodies = {part.digest: body for one in done for part, body in zip(one.result.parts, one.bodies, strict=True)}
+    run, done = stage_that_made(3)
+    donor, bodies = run.peers[0][0], bodies_of(*done)
     asked: list[tuple[bytes, int]] = []
     adopted: list[Any] = []
 
@@ -174,10 +191,7 @@ def test_the_parts_of_a_result_come_while_the_one_before_is_taken() -> None:
             steps.version += 1
             steps.chain = done[steps.version].chain if steps.version < len(done) else run.chains[0]
 
-        async def on_early_parts(sender: PeerId, request: Message) -> Message:
-            return Message({"parts": []})
-
-        for method, handler in ((RESULTS, on_results), (EARLY_PARTS, on_early_parts), (PART_BYTES, on_part)):
+        for method, handler in ((RESULTS, on_results), (EARLY_PARTS, nothing_early), (PART_BYTES, on_part)):
             theirs.serve(method, handler, max_body_bytes=0)
         catching_up = following(steps, mine, donor.peer_id, adopt)
         await asyncio.sleep(len(done) * ADOPTS_S + 1.0)
@@ -195,13 +209,8 @@ def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_
     part_s: float, is_slow: bool
 ) -> None:
     """On slow lines it was on the roster a round early, and was taken off again, over and over."""
-    run = SmallRun(small_settings(1), num_peers=1)
-    done = []
-    for _ in range(NUM_STEPS):
-        run.microbatch(1)
-        done.append(run.step(0))
-    donor = run.peers[0][0]
-    bodies = {part.digest: body for one in done for part, body in zip(one.result.parts, one.bodies, strict=True)}
+    run, done = stage_that_made(NUM_STEPS)
+    donor, bodies = run.peers[0][0], bodies_of(*done)
     lacking: list[int] = []
 
     async def main() -> None:
@@ -227,14 +236,11 @@ def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_
             lacking.append(version() - steps.version)
             return Message({"version": version() + 1})
 
-        async def on_early_parts(sender: PeerId, request: Message) -> Message:
-            return Message({"parts": []})
-
         async def adopt(result: object, parts: object) -> None:
             steps.version += 1
             steps.chain = done[steps.version].chain
 
-        served = {RESULTS: on_results, PART_BYTES: on_part, JOIN: on_join, EARLY_PARTS: on_early_parts}
+        served = {RESULTS: on_results, PART_BYTES: on_part, JOIN: on_join, EARLY_PARTS: nothing_early}
         for method, handler in served.items():
             theirs.serve(method, handler, max_body_bytes=0)
         catching_up = following(steps, mine, donor.peer_id, adopt)
@@ -249,13 +255,8 @@ def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_
 
 def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
     """A member names a result of its own that follows the stage's, and lets its parts drip."""
-    run = SmallRun(small_settings(1), num_peers=1)
-    done = []
-    for _ in range(2):
-        run.microbatch(1)
-        done.append(run.step(0))
-    donor = run.peers[0][0]
-    genuine = {part.digest: body for part, body in zip(done[0].result.parts, done[0].bodies, strict=True)}
+    run, done = stage_that_made(2)
+    donor, genuine = run.peers[0][0], bodies_of(done[0])
     ended: list[float] = []
 
     async def main() -> None:
@@ -281,10 +282,7 @@ def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
         theirs.serve(RESULTS, on_results, max_body_bytes=0)
         theirs.serve(PART_BYTES, on_part, max_body_bytes=0)
         began = loop.time()
-        rounds: Any = SimpleNamespace(steps=steps, adopt=adopt)
-        ticket: Any = None
-        catching_up = CatchUp(rounds, mine, lambda: {donor.peer_id}, ticket, lambda: None, random.Random(0))
-        await catching_up._take(done[0].result, done[1].result, donor.peer_id)
+        await with_donor(steps, mine, donor.peer_id, adopt)._take(done[0].result, done[1].result, donor.peer_id)
         ended.append(loop.time() - began)
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
@@ -292,12 +290,9 @@ def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
 
 
 def test_where_the_stage_is_counts_by_members_words_and_anew_when_it_goes_back() -> None:
-    run = SmallRun(small_settings(1), num_peers=1)
-    run.microbatch(1)
-    done, member = run.step(0), run.peers[0][0].peer_id
-    nothing: Any = None
-    rounds: Any = SimpleNamespace(steps=steps_at(run, done.chain))
-    catching_up = CatchUp(rounds, nothing, set, nothing, lambda: None, random.Random(0))
+    run, (done,) = stage_that_made(1)
+    member, nothing = run.peers[0][0].peer_id, cast(Any, None)
+    catching_up = with_donor(steps_at(run, done.chain), nothing, member, nothing)
     for version, donor in ((3, member), (10**12, DONOR.peer_id), (4, member), (4, member), (6, member)):
         catching_up._stage_is_at(version, donor)
     assert [version for _, version in catching_up._stage_was] == [3, 4, 6]
