@@ -2,14 +2,15 @@
 
     python -m benchmarks.big_stage --params 100000000 --peers 3 --uplink-mbit 20 --json [--slow-line 0.1]
 
-The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
-as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
+The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times as
+fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
-to the roster that names it; until it comes rounds are undisturbed. A figure whose name begins with `plan_` is what
-`swarm plan` says, told how long a step took here beside its round; the newcomer's that of a stage with one peer more,
-in which rounds go on. Needs root and `ip`.
+to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks beyond
+contributions, results, the newcomer's state and, as many as the plan expects, audits' inputs. A figure whose name
+begins with `plan_` is what `swarm plan` says, told how long a step took here beside its round; the newcomer's that of a
+stage with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
 import contextlib
@@ -269,6 +270,7 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
     is_counted = range(begun["version"], last["version"] + 1)
     due += sum(step in is_counted for step in watched.fetched_steps) * num_parameters * RESULT_BYTES["int8"]
+    due += sum(num_members) * stage["audit_up_bytes"]
     if watched.newcomer_s is not None:
         due += num_parameters * STATE_BYTES
     at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]

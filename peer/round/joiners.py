@@ -38,6 +38,8 @@ TAKES_S, ASKS_S = 5.0, 1.0
 """So long after an answer its peer may still be on its way to the next; and is, if it wants one."""
 FEW_LANES = 4
 """Of an uplink so slow that a connection more has much of it."""
+OVERDUE_TIMES = 2.0
+"""Of the time that an answer's bytes take at all that is theirs: it goes to who has a slower line."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -49,6 +51,7 @@ class _Turn:
     peer: PeerId
     is_of_state: bool
     place: asyncio.Future[None]
+    began_at: float = math.inf
     num_bytes: int = PIECE_BYTES
     """Once it is known; before, as many as most have."""
     is_known: bool = False
@@ -69,6 +72,7 @@ class Joiners:
         self._wanted = wanted
         self._busy: Counter[PeerId] = Counter()
         self._waiting: list[_Turn] = []
+        self._going: list[_Turn] = []
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
         """By so much they had more than theirs, then."""
         self._looking: asyncio.TimerHandle | None = None
@@ -103,6 +107,7 @@ class Joiners:
                 if not turn.is_known:
                     self._is_known(turn, 0)
                 self._gives(turn)
+                self._going.remove(turn)
                 self._busy -= Counter([peer])  # which forgets whoever has none
                 self._taking -= Counter([peer] * turn.is_back)
             self._begin()
@@ -118,10 +123,19 @@ class Joiners:
         """Whether somebody who was a member lately takes results at the moment."""
         return self._taking[peer] > 0 or time.monotonic() < self._took_at.get(peer, -math.inf) + within_s
 
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether a round wants an uplink so slow that what goes beside has as much of it, and drops its packets."""
+        return self._wanted() is not None and self._lanes() <= FEW_LANES
+
+    def _has_line(self, turn: _Turn) -> bool:
+        """Whether the others wait for this answer, which is under way. Not for ever, if its peer's line is slow."""
+        rate = self._bytes_per_s(turn)
+        return rate is not None and time.monotonic() < turn.began_at + OVERDUE_TIMES * turn.num_bytes / rate
+
     def _is_passed(self, turn: _Turn) -> bool:
-        """Whether others come first that have no answer waiting: on a slow line theirs is under way all the time, and
-        what goes beside it would have as much of the line."""
-        if self._is_back(turn) or self._wanted() is None or self._lanes() > FEW_LANES:
+        """Whether others come first that have no answer waiting: one of theirs is under way all the time."""
+        if self._is_back(turn) or not self._is_narrow:
             return False
         return any(self.comes_back(peer, within_s=ASKS_S) for peer in self._took_at if peer != turn.peer)
 
@@ -186,7 +200,8 @@ class Joiners:
         return self._ahead_bytes > 0
 
     def _begin(self) -> None:
-        """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others."""
+        """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others; on a
+        narrow line one at a time has any."""
         most = self._lanes()
 
         def may_go(turn: _Turn) -> bool:
@@ -196,7 +211,7 @@ class Joiners:
             first = min(waiting, key=self._rank)
             is_owed = self._owed_bytes >= PIECE_BYTES
             turn = waiting[0] if is_owed else first
-            if self._is_ahead(first):
+            if self._is_ahead(first) or (self._is_narrow and any(map(self._has_line, self._going))):
                 self._look_again()
                 return
             if not is_owed and self._is_passed(first):
@@ -206,6 +221,8 @@ class Joiners:
             self._taking += Counter([turn.peer] * turn.is_back)
             self._busy[turn.peer] += 1
             self._waiting.remove(turn)
+            self._going.append(turn)
+            turn.began_at = time.monotonic()
             turn.is_of_first = turn is waiting[0]
             self._ahead_bytes += turn.num_bytes
             turn.place.set_result(None)

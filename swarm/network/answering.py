@@ -47,8 +47,10 @@ class AnsweringLimits:
 class Answering:
     """The streams that others have opened to this peer."""
 
-    def __init__(self, services: Services, limits: AnsweringLimits) -> None:
+    def __init__(self, services: Services, sent: framing.Sent, limits: AnsweringLimits) -> None:
+        """`sent` counts what answers come to."""
         self._services = services
+        self._sent = sent
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
@@ -61,7 +63,6 @@ class Answering:
         """That each peer has here, at work or at rest."""
         self._idle: dict[asyncio.Task[None], PeerId] = {}
         """Those of streams without a call, the one that rests longest first."""
-        self.bytes_sent = 0
         self.bytes_received = 0
 
     def start(self, listener: socket.socket, greet: Greet) -> None:
@@ -183,8 +184,8 @@ class Answering:
                 async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
                     meta, body = await _unless_closed(stream, ask(service, peer_id, head.method, request, turn))
                 del request
-                await framing.send(stream, framing.encode_reply_head(meta, body), body, window_s=window_s)
-                self.bytes_sent += len(meta) + len(body)
+                head_and_meta = framing.encode_reply_head(meta, body)
+                await framing.send(stream, head_and_meta, body, window_s=window_s, sent=self._sent)
 
     async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
         """Send an error; the caller closes."""

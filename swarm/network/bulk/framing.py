@@ -10,11 +10,10 @@ canonical MessagePack; a reply that is an error has meta {"kind", "message"} and
 import asyncio
 import contextlib
 import enum
-import fcntl
 import math
 import struct
 import termios
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from swarm.core.canonical import pack
@@ -22,7 +21,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.transfers import Transfer, shared_longest_s
 from swarm.memory.kept_buffers import BUFFERS
 from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket
-from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
+from swarm.network.bulk.sockets import Sending, Stream, queued_bytes, receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_METHOD_BYTES,
@@ -38,7 +37,6 @@ WORTH_WATCHING_BYTES = 64 << 10
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
-_INT = struct.Struct("i")
 
 
 class Status(enum.IntEnum):
@@ -142,12 +140,39 @@ async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, window_
     return Message(read, body)
 
 
-async def send(stream: Stream, head: bytes, body: memoryview, *, window_s: float) -> None:
+class Sent:
+    """Bytes of requests and answers, as they leave: on a slow line a long one takes a minute."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._under_way: set[tuple[Stream, Sending]] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._before + sum(_left_bytes(*one) for one in self._under_way)
+
+    @contextlib.contextmanager
+    def counting(self, stream: Stream, sending: Sending) -> Iterator[None]:
+        """What the kernel has of it at the end counts as sent, if that is all of it."""
+        self._under_way.add((stream, sending))
+        try:
+            yield
+        finally:
+            self._under_way.remove((stream, sending))
+            self._before += sending.sent_bytes if sending.is_done else _left_bytes(stream, sending)
+
+
+def _left_bytes(stream: Stream, sending: Sending) -> int:
+    return max(0, sending.sent_bytes - unsent_bytes(stream))
+
+
+async def send(stream: Stream, head: bytes, body: memoryview, *, window_s: float, sent: Sent) -> None:
     """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes too little."""
     sending = Sending(stream, head, body)
     try:
-        async with _alive(len(head) + len(body), window_s, lambda: sending.sent_bytes - unsent_bytes(stream)):
-            await sending.wait()
+        with sent.counting(stream, sending):
+            async with _alive(len(head) + len(body), window_s, lambda: _left_bytes(stream, sending)):
+                await sending.wait()
     finally:
         sending.stop()
 
@@ -220,22 +245,13 @@ async def reply_head_after(
 def waiting_bytes(stream: Stream) -> int:
     """That have come and were not asked for yet."""
     held = stream.held_bytes if isinstance(stream, SealedSocket) else 0
-    return held + _queued(stream, termios.FIONREAD)
+    return held + queued_bytes(stream, termios.FIONREAD)
 
 
 def unsent_bytes(stream: Stream) -> int:
     """That were taken to be sent, and that the other end (of p2pd's socket: p2pd) does not have."""
     held = stream.unsent_bytes if isinstance(stream, SealedSocket) else 0
-    return held + _queued(stream, termios.TIOCOUTQ)
-
-
-def _queued(stream: Stream, request: int) -> int:
-    """In the kernel's queue; 0 where it does not say."""
-    try:
-        (num_bytes,) = _INT.unpack(fcntl.ioctl(stream.fileno(), request, _INT.pack(0)))
-    except (OSError, ValueError):  # closed meanwhile
-        return 0
-    return int(num_bytes)
+    return held + queued_bytes(stream, termios.TIOCOUTQ)
 
 
 def _check_head(magic: int, meta_bytes: int) -> None:

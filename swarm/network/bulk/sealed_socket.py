@@ -8,14 +8,19 @@ lengths first. Encryption is the processor's own (0.1 CPU seconds a GB each way)
 """
 
 import contextlib
+import math
 import socket
 import struct
+import termios
 from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from swarm.network.bulk.sockets import queued_bytes
+from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, set_pace
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -42,6 +47,7 @@ class SealedSocket:
         self._outgoing: bytearray | None = None
         self._unsent = memoryview(b"")
         self._unsent_plain = 0
+        self._pace = math.inf
         self._incoming: bytearray | None = None
         self._received = 0
         self._low_water = 1
@@ -62,7 +68,19 @@ class SealedSocket:
         """Of records that `sendmsg` has counted: less than none while the kernel has some of the present one."""
         return len(self._unsent) - self._unsent_plain if self._unsent else 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """As in `PacedStream`."""
+        return queued_bytes(self._connection, termios.TIOCOUTQ)
+
+    def pace(self, bytes_per_s: float) -> None:
+        """As in `PacedStream`."""
+        if bytes_per_s != self._pace:
+            self._pace = bytes_per_s
+            set_pace(self._connection, bytes_per_s)
+
     def close(self) -> None:
+        UPLINK.left(self)
         self._connection.close()
         for buffer in (self._outgoing, self._incoming):
             _give_back(buffer)
@@ -84,8 +102,12 @@ class SealedSocket:
         """
         if not self._unsent:
             self._seal(buffers)
+        is_long = self._unsent_plain >= LEAST_BYTES
         while self._unsent:
-            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+            num_bytes = self._connection.send(self._unsent)
+            self._unsent = self._unsent[num_bytes:]
+            if is_long:
+                UPLINK.took(self, num_bytes)
         _give_back(self._outgoing)
         self._outgoing = None
         return self._unsent_plain

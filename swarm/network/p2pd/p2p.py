@@ -93,8 +93,10 @@ class P2PTransport:
         self.dialled_back: DialledBack | None = None
         """What the host's dialling back came to; None until it has said it."""
         self._services = Services(settings.limits)
+        self._sent = framing.Sent()
         self._answering = Answering(
             self._services,
+            self._sent,
             AnsweringLimits(
                 window_s=settings.window_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
             ),
@@ -119,7 +121,6 @@ class P2PTransport:
         self._direct_listener = DirectListener(self.peer_id, [], 0)
         self._ending: asyncio.Task[None] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._bytes_sent = 0
         self._bytes_received = 0
 
     @classmethod
@@ -353,8 +354,7 @@ class P2PTransport:
         return await asyncio.shield(punching) if punching is not None else self._is_punched(peer_id)
 
     def traffic(self) -> tuple[int, int]:
-        answering = self._answering
-        return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
+        return self._sent.num_bytes, self._bytes_received + self._answering.bytes_received
 
     async def host_of(self, peer_id: PeerId) -> str | None:
         try:
@@ -473,17 +473,16 @@ class P2PTransport:
         num_bytes = len(head) + sum(map(len, body))
         sending = Sending(stream, head, *body)
         try:
-            reply_head = await framing.reply_head_after(
-                stream,
-                sending,
-                num_bytes,
-                wait_s=timeout_s,
-                window_s=self._settings.window_s,
-            )
+            with self._sent.counting(stream, sending):
+                reply_head = await framing.reply_head_after(
+                    stream,
+                    sending,
+                    num_bytes,
+                    wait_s=timeout_s,
+                    window_s=self._settings.window_s,
+                )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
-            if sending.is_done:
-                self._bytes_sent += num_bytes
             return reply_head
         finally:
             sending.stop()

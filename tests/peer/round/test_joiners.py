@@ -10,7 +10,17 @@ from typing import Any, cast
 import pytest
 
 from peer.round import joiners as joiners_module
-from peer.round.joiners import BEHIND_SHARE, FEW_LANES, IN_ORDER_SHARE, LATE_TIMES, LATELY, LOOK_S, TAKES_S, Joiners
+from peer.round.joiners import (
+    BEHIND_SHARE,
+    FEW_LANES,
+    IN_ORDER_SHARE,
+    LATE_TIMES,
+    LATELY,
+    LOOK_S,
+    OVERDUE_TIMES,
+    TAKES_S,
+    Joiners,
+)
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
@@ -309,6 +319,45 @@ def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clo
             assert theirs * IN_ORDER_SHARE / 2 <= num_to_new <= theirs * IN_ORDER_SHARE * 2
         else:
             assert num_to_new >= 0.8 * theirs
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lanes", [FEW_LANES, 2 * FEW_LANES])
+def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: Clock, lanes: int) -> None:
+    """Four connections on 1 Mbit/s lost a fifth of their packets."""
+
+    async def main() -> None:
+        wanted: float | None = PIECE_BYTES / 2
+        crowd = Crowd(FakeSteps())
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted)
+        members = SimpleNamespace(members=(MEMBER, ME, BACK, NEW, THIRD))
+        crowd.joiners.turned(VersionTurned(cast(Any, members), is_next=True))
+        due_s = 2 / (1 / 2)  # a stage of two gives half of its uplink
+
+        async def wait(seconds: float) -> None:
+            clock.now += seconds
+            crowd.joiners._begin()
+            await settled()
+
+        crowd.ask(MEMBER)
+        await wait(0.0)
+        crowd.ask(BACK)
+        await wait(due_s)
+        assert crowd.under_way == ([MEMBER] if lanes == FEW_LANES else [MEMBER, BACK])
+        if lanes == FEW_LANES:
+            await crowd.end_one_of(MEMBER)
+            assert crowd.under_way == [BACK]
+            crowd.ask(NEW)
+            await wait(OVERDUE_TIMES * due_s - 2 * LOOK_S)
+            assert crowd.under_way == [BACK]
+            await wait(2 * LOOK_S)
+            assert crowd.under_way == [BACK, NEW], "nobody waits for ever for a peer with a slower line"
+            wanted = None
+            crowd.ask(MEMBER, THIRD)
+            await wait(0.0)
+            assert crowd.under_way == [BACK, NEW, MEMBER, THIRD]
         await crowd.over()
 
     asyncio.run(main())

@@ -48,7 +48,7 @@ def test_connections_from_many_networks_take_no_place_from_a_stream_that_was_nam
         loop = asyncio.get_running_loop()
         services = Services(ServiceLimits())
         services.serve("echo", _echo, max_body_bytes=8)
-        answering = Answering(services, LIMITS)
+        answering = Answering(services, framing.Sent(), LIMITS)
         direct = _listening(socket.AF_INET, ("127.0.0.1", 0))
         by_p2pd = _listening(socket.AF_UNIX, str(tmp_path / "calls.sock"))
         answering.start(direct, _silent)
@@ -133,7 +133,7 @@ def test_a_crowd_of_keys_with_calls_that_never_end_leaves_most_streams_to_member
         services.expect({PeerId("member")})
         services.serve("echo", _echo, max_body_bytes=8)
         services.serve("wait", wait, max_body_bytes=8)
-        answering = Answering(services, LIMITS)
+        answering = Answering(services, framing.Sent(), LIMITS)
         listener = _listening(socket.AF_UNIX, str(tmp_path / "calls.sock"))
         answering.start(listener, greet)
         opened = []

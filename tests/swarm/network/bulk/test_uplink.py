@@ -1,0 +1,149 @@
+"""Connections that share a slow uplink have their shares of what it carries, and no others any."""
+
+import asyncio
+import math
+import os
+import random
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from benchmarks.red_team.virtual_time import run_virtually as run_with
+from swarm.network.bulk import sealed_socket
+from swarm.network.bulk.sealed_socket import SealedSocket, stream_keys
+from swarm.network.bulk.sockets import Sending, receive
+from swarm.network.bulk.uplink import KEPT_WINDOWS, LOOK_S, PACE, SLOW_BYTES_PER_S, WINDOW_S, Uplink
+
+LINE = 125_000.0
+MESSAGE_BYTES = 1 << 20
+
+
+def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_with(main, rng=random.Random(0), on_unhandled=lambda context: pytest.fail(str(context)))
+
+
+def windows_s(times: float) -> float:
+    """In which a pace grows so many times."""
+    return (math.log(times) / math.log(PACE) + 4) * (WINDOW_S + 2 * LOOK_S)
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """A connection whose other end takes at most so many bytes a second."""
+
+    takes: float = math.inf
+    paced: float = math.inf
+    waiting: float = 0.0
+
+    @property
+    def waiting_bytes(self) -> int:
+        return math.ceil(self.waiting)
+
+    def pace(self, bytes_per_s: float) -> None:
+        self.paced = bytes_per_s
+
+
+async def carry(uplink: Uplink, streams: Sequence[FakeStream], line: float, seconds: float) -> float:
+    """Bytes a second that come through, while each stream has a next message whenever the last one has gone."""
+    moved, step_s = 0.0, LOOK_S / 5
+    for _ in range(round(seconds / step_s)):
+        for stream in streams:
+            if not stream.waiting:
+                stream.waiting = MESSAGE_BYTES
+                uplink.took(stream, MESSAGE_BYTES)
+        wanted = [min(stream.waiting, min(stream.takes, stream.paced) * step_s) for stream in streams]
+        for stream, bytes_now in zip(streams, wanted, strict=True):
+            carried = bytes_now * min(1.0, line * step_s / sum(wanted))
+            stream.waiting -= carried
+            moved += carried
+        await asyncio.sleep(step_s)
+    return moved / seconds
+
+
+def test_each_that_sends_has_its_share_of_a_little_more_than_the_line_carries() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream() for _ in range(4)]
+        assert await carry(uplink, streams, LINE, 2 * WINDOW_S) == pytest.approx(LINE, rel=0.01)
+        assert uplink.bytes_per_s == pytest.approx(LINE, rel=0.01)
+        assert [stream.paced for stream in streams] == pytest.approx([PACE * LINE / 4] * 4, rel=0.01)
+        for stream in streams[2:]:
+            uplink.left(stream)
+        assert await carry(uplink, streams[:2], LINE, 1.0) == pytest.approx(LINE, rel=0.01)
+        assert [stream.paced for stream in streams[:2]] == pytest.approx([PACE * LINE / 2] * 2, rel=0.01)
+
+    run_virtually(main)
+
+
+def test_none_becomes_slower_where_another_goes_to_a_slow_line() -> None:
+    async def main() -> None:
+        uplink, fast, slow = Uplink(), FakeStream(), FakeStream(takes=LINE / 20)
+        await carry(uplink, [fast, slow], LINE, 2 * WINDOW_S)
+        for _ in range(3):
+            await carry(uplink, [fast, slow], LINE, KEPT_WINDOWS * WINDOW_S / 4)
+            assert fast.paced == pytest.approx(PACE * LINE / 2, rel=0.02)
+
+    run_virtually(main)
+
+
+def test_what_is_faster_now_shows_and_what_is_slower_is_forgotten_in_time() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(), FakeStream()]
+        await carry(uplink, streams, LINE, 2 * WINDOW_S)
+        assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(PACE * LINE, rel=0.1)
+        await carry(uplink, streams, 4 * LINE, windows_s(4))
+        assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(4 * LINE, rel=0.05)
+        await carry(uplink, streams, LINE, (KEPT_WINDOWS + 1) * (WINDOW_S + 2 * LOOK_S))
+        assert uplink.bytes_per_s == pytest.approx(LINE, rel=0.05)
+
+    run_virtually(main)
+
+
+def test_a_fast_line_and_one_that_nobody_knows_have_no_pace() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(), FakeStream()]
+        await carry(uplink, streams, LINE, WINDOW_S / 2)
+        assert {stream.paced for stream in streams} == {math.inf}
+        resting = FakeStream()
+        await carry(uplink, [resting], LINE, 2 * WINDOW_S)
+        assert resting.paced < math.inf
+        for stream in [resting, *streams]:
+            uplink.left(stream)
+            stream.waiting = 0.0
+        await carry(uplink, streams, 1.2 * SLOW_BYTES_PER_S, windows_s(10))
+        assert {stream.paced for stream in streams} == {math.inf}
+        await carry(uplink, [resting], LINE, LOOK_S)
+        assert resting.paced == math.inf
+
+    run_virtually(main)
+
+
+def test_the_kernel_keeps_to_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        for end in (ours, theirs):
+            end.setblocking(False)
+        one, other = stream_keys(bytes(32), b"", b"a" * 32, b"b" * 32)
+        sender = SealedSocket(ours, send_key=one, receive_key=other)
+        receiver = SealedSocket(theirs, send_key=other, receive_key=one)
+        loop = asyncio.get_running_loop()
+        try:
+            body = os.urandom(1 << 20)
+            for known, least_s in ((SLOW_BYTES_PER_S / 2, 1.0 / PACE), (None, 0.0)):
+                uplink = Uplink()
+                uplink.bytes_per_s = known
+                monkeypatch.setattr(sealed_socket, "UPLINK", uplink)
+                began = loop.time()
+                sending = Sending(sender, memoryview(body))
+                async with asyncio.timeout(60):
+                    assert await receive(receiver, len(body)) == body
+                assert loop.time() - began >= least_s
+                sending.stop()
+        finally:
+            sender.close()
+            receiver.close()
+
+    asyncio.run(main())
