@@ -13,7 +13,14 @@ from tests.swarm.core.round.round_members import result_of, roster_of
 from tests.swarm.core.round.round_world import facts_of
 from tests.swarm.core.round.test_left_out import lacks
 
-STAGE = {"num_parameters": 1000, "round_s": 2.0, "join_s": 7.0, "join_bytes": 400.0, "memory_bytes": {"host.a": 5000}}
+STAGE = {
+    "num_parameters": 1000,
+    "round_s": 2.0,
+    "join_s": 7.0,
+    "join_bytes": 400.0,
+    "audit_up_bytes": 50.0,
+    "memory_bytes": {"host.a": 5000},
+}
 FACTS = facts_of(4)
 FIRST = int(FACTS.step)
 
@@ -36,7 +43,7 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     roster = roster_of(FACTS)
     slow, *others = FACTS.members
     smaller = roster.without({slow: lacks(roster, slow, others)})
-    due = (3 * 2 + 1) * 1000 * (1 + 2 / 128)  # one fetched the result of a round that it was no member of
+    due = (3 * 2 + 1) * 1000 * (1 + 2 / 128) + 4 * 50  # one fetched the result of a round that it was no member of
     found = figures(watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE)
     assert found["left_out_whole"] == {slow[-6:]: 1}
     assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)
