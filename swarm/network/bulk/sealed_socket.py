@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.network.bulk.sockets import queued_bytes
-from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, set_pace
+from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, Segments, segments_of, set_pace
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -72,6 +72,11 @@ class SealedSocket:
     def waiting_bytes(self) -> int:
         """As in `PacedStream`."""
         return queued_bytes(self._connection, termios.TIOCOUTQ)
+
+    @property
+    def segments(self) -> Segments:
+        """As in `PacedStream`."""
+        return segments_of(self._connection)
 
     def pace(self, bytes_per_s: float) -> None:
         """As in `PacedStream`."""

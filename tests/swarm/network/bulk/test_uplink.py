@@ -15,7 +15,19 @@ from benchmarks.red_team.virtual_time import run_virtually as run_with
 from swarm.network.bulk import sealed_socket
 from swarm.network.bulk.sealed_socket import SealedSocket, stream_keys
 from swarm.network.bulk.sockets import Sending, receive
-from swarm.network.bulk.uplink import KEPT_WINDOWS, LOOK_S, PACE, SLOW_BYTES_PER_S, WINDOW_S, Uplink
+from swarm.network.bulk.uplink import (
+    FASTER,
+    KEPT_IF_SLOWER,
+    KEPT_WINDOWS,
+    LEAST_PACE,
+    LOOK_S,
+    MOST_PACE,
+    SLOW_BYTES_PER_S,
+    SLOWER,
+    WINDOW_S,
+    Segments,
+    Uplink,
+)
 
 LINE = 125_000.0
 MESSAGE_BYTES = 1 << 20
@@ -27,52 +39,88 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def windows_s(times: float) -> float:
     """In which a pace grows so many times."""
-    return (math.log(times) / math.log(PACE) + 4) * (WINDOW_S + 2 * LOOK_S)
+    return (math.log(times) / math.log(MOST_PACE) + 4) * (WINDOW_S + 2 * LOOK_S)
 
 
 @dataclass(eq=False)
 class FakeStream:
-    """A connection whose other end takes at most so many bytes a second."""
+    """A connection whose other end takes at most so many bytes a second, of which TCP tries a few more."""
 
     takes: float = math.inf
     paced: float = math.inf
     waiting: float = 0.0
+    sent: float = 0.0
+    lost: float = 0.0
 
     @property
     def waiting_bytes(self) -> int:
         return math.ceil(self.waiting)
 
+    @property
+    def segments(self) -> Segments:
+        return Segments(round(self.lost / 100), round(self.sent / 100))
+
     def pace(self, bytes_per_s: float) -> None:
         self.paced = bytes_per_s
 
 
-async def carry(uplink: Uplink, streams: Sequence[FakeStream], line: float, seconds: float) -> float:
-    """Bytes a second that come through, while each stream has a next message whenever the last one has gone."""
+async def carry(
+    uplink: Uplink, streams: Sequence[FakeStream], line: float, seconds: float, *, is_deep: bool = False
+) -> float:
+    """Bytes a second that come through, while each stream has a next message whenever the last one has gone. What is
+    too much for the line is lost, unless its queue is deep."""
     moved, step_s = 0.0, LOOK_S / 5
     for _ in range(round(seconds / step_s)):
         for stream in streams:
             if not stream.waiting:
                 stream.waiting = MESSAGE_BYTES
                 uplink.took(stream, MESSAGE_BYTES)
-        wanted = [min(stream.waiting, min(stream.takes, stream.paced) * step_s) for stream in streams]
-        for stream, bytes_now in zip(streams, wanted, strict=True):
-            carried = bytes_now * min(1.0, line * step_s / sum(wanted))
-            stream.waiting -= carried
-            moved += carried
+        wanted = [min(stream.waiting, min(stream.paced, 1.2 * stream.takes, line) * step_s) for stream in streams]
+        share = min(1.0, line * step_s / sum(wanted))
+        for stream, sent in zip(streams, wanted, strict=True):
+            came = min(sent * share, stream.takes * step_s)
+            stream.sent += sent
+            stream.lost += 0.0 if is_deep else sent - came
+            stream.waiting -= came
+            moved += came
         await asyncio.sleep(step_s)
     return moved / seconds
+
+
+def paced(streams: Sequence[FakeStream]) -> float:
+    """All together."""
+    assert len({stream.paced for stream in streams}) == 1
+    return sum(stream.paced for stream in streams)
 
 
 def test_each_that_sends_has_its_share_of_a_little_more_than_the_line_carries() -> None:
     async def main() -> None:
         uplink, streams = Uplink(), [FakeStream() for _ in range(4)]
-        assert await carry(uplink, streams, LINE, 2 * WINDOW_S) == pytest.approx(LINE, rel=0.01)
+        assert await carry(uplink, streams, LINE, 2 * WINDOW_S, is_deep=True) == pytest.approx(LINE, rel=0.01)
         assert uplink.bytes_per_s == pytest.approx(LINE, rel=0.01)
-        assert [stream.paced for stream in streams] == pytest.approx([PACE * LINE / 4] * 4, rel=0.01)
+        assert paced(streams) == pytest.approx(MOST_PACE * LINE, rel=0.01)
         for stream in streams[2:]:
             uplink.left(stream)
-        assert await carry(uplink, streams[:2], LINE, 1.0) == pytest.approx(LINE, rel=0.01)
-        assert [stream.paced for stream in streams[:2]] == pytest.approx([PACE * LINE / 2] * 2, rel=0.01)
+        assert await carry(uplink, streams[:2], LINE, 1.0, is_deep=True) == pytest.approx(LINE, rel=0.01)
+        assert paced(streams[:2]) == pytest.approx(MOST_PACE * LINE, rel=0.01)
+
+    run_virtually(main)
+
+
+def test_of_the_more_the_less_the_more_is_lost() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream() for _ in range(4)]
+        await carry(uplink, streams, LINE, 20 * WINDOW_S)
+        for stream in streams:
+            stream.lost, stream.sent = 0.0, 0.0
+        for _ in range(20):
+            await carry(uplink, streams, LINE, WINDOW_S)
+            assert LEAST_PACE * 0.99 <= paced(streams) / LINE <= FASTER * FASTER
+        lost, sent = sum(stream.lost for stream in streams), sum(stream.sent for stream in streams)
+        assert lost < 0.1 * sent
+        windows = math.log(MOST_PACE / LEAST_PACE) / math.log(FASTER)
+        await carry(uplink, streams, LINE, 1.1 * windows * WINDOW_S, is_deep=True)
+        assert paced(streams) == pytest.approx(MOST_PACE * LINE, rel=0.02)
 
     run_virtually(main)
 
@@ -80,10 +128,33 @@ def test_each_that_sends_has_its_share_of_a_little_more_than_the_line_carries() 
 def test_none_becomes_slower_where_another_goes_to_a_slow_line() -> None:
     async def main() -> None:
         uplink, fast, slow = Uplink(), FakeStream(), FakeStream(takes=LINE / 20)
-        await carry(uplink, [fast, slow], LINE, 2 * WINDOW_S)
+        await carry(uplink, [fast, slow], LINE, 2 * WINDOW_S, is_deep=True)
+        for _ in range(3):
+            await carry(uplink, [fast, slow], LINE, KEPT_WINDOWS * WINDOW_S / 4, is_deep=True)
+            assert fast.paced == pytest.approx(MOST_PACE * LINE / 2, rel=0.02)
+
+    run_virtually(main)
+
+
+def test_a_line_that_has_become_slower_is_known_by_what_it_loses_and_no_other() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(), FakeStream()]
+        await carry(uplink, streams, LINE, 4 * WINDOW_S)
+        to_the_least = math.ceil(math.log(LEAST_PACE / MOST_PACE) / math.log(SLOWER))
+        await carry(uplink, streams, LINE / 10, (to_the_least + KEPT_IF_SLOWER + 2) * (WINDOW_S + 2 * LOOK_S))
+        assert uplink.bytes_per_s == pytest.approx(LINE / 10, rel=0.05)
+        assert paced(streams) < 1.1 * LINE / 10
+
+    run_virtually(main)
+
+
+def test_what_a_slow_line_elsewhere_loses_makes_nobody_else_much_slower() -> None:
+    async def main() -> None:
+        uplink, fast, slow = Uplink(), FakeStream(), FakeStream(takes=LINE / 20)
+        await carry(uplink, [fast], LINE, 2 * WINDOW_S)
         for _ in range(3):
             await carry(uplink, [fast, slow], LINE, KEPT_WINDOWS * WINDOW_S / 4)
-            assert fast.paced == pytest.approx(PACE * LINE / 2, rel=0.02)
+            assert fast.paced >= LEAST_PACE * LINE / 2 * 0.99
 
     run_virtually(main)
 
@@ -91,8 +162,8 @@ def test_none_becomes_slower_where_another_goes_to_a_slow_line() -> None:
 def test_what_is_faster_now_shows_and_what_is_slower_is_forgotten_in_time() -> None:
     async def main() -> None:
         uplink, streams = Uplink(), [FakeStream(), FakeStream()]
-        await carry(uplink, streams, LINE, 2 * WINDOW_S)
-        assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(PACE * LINE, rel=0.1)
+        await carry(uplink, streams, LINE, 2 * WINDOW_S, is_deep=True)
+        assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(MOST_PACE * LINE, rel=0.1)
         await carry(uplink, streams, 4 * LINE, windows_s(4))
         assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(4 * LINE, rel=0.05)
         await carry(uplink, streams, LINE, (KEPT_WINDOWS + 1) * (WINDOW_S + 2 * LOOK_S))
@@ -132,7 +203,7 @@ def test_the_kernel_keeps_to_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()
         try:
             body = os.urandom(1 << 20)
-            for known, least_s in ((SLOW_BYTES_PER_S / 2, 1.0 / PACE), (None, 0.0)):
+            for known, least_s in ((SLOW_BYTES_PER_S / 2, 1.0 / MOST_PACE), (None, 0.0)):
                 uplink = Uplink()
                 uplink.bytes_per_s = known
                 monkeypatch.setattr(sealed_socket, "UPLINK", uplink)
