@@ -3,15 +3,20 @@
 No fastmath: LLVM then neither fuses a*b + c into one rounding nor reorders a sum of floats. No parallel: numba's
 threading layers abort on concurrent calls or die in forked children, and one compute thread calls kernels.
 
-numba keeps machine code on disk, and builds it again when the function's own file changes. What a kernel takes from
-other modules is in its code too: constants, types, what it inlines. So the stamp of what is kept here is of the text of
-all modules of this project that its own imports, directly or not (`kernels.source_stamp`).
+numba keeps machine code on disk, beside the function's own file, and builds it again when that changes. What a kernel
+takes from other modules is in its code too: constants, types, what it inlines. So what is kept here has the name of a
+stamp, which is of the text of all modules of this project that its own imports, directly or not
+(`kernels.source_stamp`), and lies where all installations of a user find it: whoever updates or installs again compiles
+what has changed.
 """
 
 import fcntl
 import logging
+import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,6 +33,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HELD = set[Path]()
 """Locks of this process: a function that calls itself asks for its own code while it is compiled."""
+_STAMP_DIGITS = 32
+_UNUSED_S = 30 * 86400.0
+"""Machine code that no process has asked for so long is forgotten, when other code is compiled."""
+_ASKED_EVERY_S = 86400.0
 _ONLY_KEPT = ContextVar("only_kept", default=False)
 
 
@@ -79,8 +88,35 @@ def _kept(function: Function, **flags: bool) -> Function:
     made.enable_caching()
     # numba has no other way to say what code was made from.
     kept = made._cache._cache_file
-    kept._source_stamp = (kept._source_stamp, source_stamp(function.__module__))
+    kept._source_stamp = source_stamp(function.__module__)
+    folder = _folder() / kept._source_stamp.hex()[:_STAMP_DIGITS]
+    with suppress(OSError):  # where a home cannot be written it lies beside the file, as numba has it
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_mtime < time.time() - _ASKED_EVERY_S:
+            os.utime(folder)
+        if os.access(folder, os.W_OK):
+            kept._cache_path = made._cache._cache_path = str(folder)
+            kept._index_path = str(folder / kept._index_name)
     return cast(Function, made)
+
+
+def _folder() -> Path:
+    """Of machine code, by stamps."""
+    if config.CACHE_DIR:
+        return Path(config.CACHE_DIR)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homeswarm" / "kernels"
+
+
+def _is_stamp(name: str) -> bool:
+    return len(name) == _STAMP_DIGITS and set(name) <= set("0123456789abcdef")
+
+
+def _forget_unused() -> None:
+    """What was made from text that nobody has any more."""
+    with suppress(OSError):
+        for folder in _folder().iterdir():
+            if _is_stamp(folder.name) and folder.stat().st_mtime < time.time() - _UNUSED_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -111,6 +147,7 @@ class _Beginning(Listener):  # type: ignore[misc]
             raise NotKeptError
         if not self._is_said:
             self._is_said = True
+            _forget_unused()
             log.info("compiles its kernels for this machine, once: a minute or two")
 
     def on_end(self, event: object) -> None:

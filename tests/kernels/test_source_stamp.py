@@ -2,14 +2,18 @@
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from numba import config
 
+from kernels import compiled
 from kernels import source_stamp as stamps
 from kernels.compiled import NotKeptError, only_kept
 from kernels.source_stamp import source_stamp
@@ -28,6 +32,7 @@ def width():
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that counts as this project's."""
     monkeypatch.setattr(stamps, "PACKAGES", ("made_up",))
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "made_up"
     folder.mkdir()
@@ -48,6 +53,10 @@ def begun_again(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def folders_in(kept: Path) -> list[Path]:
+    return [folder for folder in kept.iterdir() if compiled._is_stamp(folder.name)]
+
+
 def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(made_up: Path) -> None:
     assert begun_again("made_up.kernel").width() == 8
     kept = begun_again("made_up.kernel")
@@ -55,6 +64,48 @@ def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(ma
     assert sum(kept.width.stats.cache_hits.values()) == 1
     (made_up / "units.py").write_text("UNIT = 40\n")
     assert begun_again("made_up.kernel").width() == 80
+
+
+def test_another_installation_finds_what_was_built(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert begun_again("made_up.kernel").width() == 8
+    other = made_up.parent / "other"
+    shutil.copytree(made_up, other / "made_up", ignore=shutil.ignore_patterns("__pycache__"))
+    (other / "made_up" / "kernel.py").touch()
+    monkeypatch.syspath_prepend(str(other))
+    found = begun_again("made_up.kernel")
+    assert Path(str(found.__file__)).is_relative_to(other)
+    with only_kept():
+        assert found.width() == 8
+
+
+def test_what_nobody_asked_for_in_a_month_is_forgotten_when_something_is_built(made_up: Path) -> None:
+    begun_again("made_up.kernel").width()
+    (folder,) = folders_in(made_up.parent / "kept")
+    notes = folder.with_name("notes")
+    notes.mkdir()
+    for days, is_there in ((29, True), (31, False)):
+        at = time.time() - days * 86400
+        os.utime(folder, (at, at))
+        os.utime(notes, (at, at))
+        compiled._forget_unused()
+        assert folder.exists() == is_there
+    assert notes.exists()
+
+
+def test_what_is_asked_for_counts_as_used(made_up: Path) -> None:
+    begun_again("made_up.kernel").width()
+    (folder,) = folders_in(made_up.parent / "kept")
+    os.utime(folder, (0, 0))
+    begun_again("made_up.kernel")
+    assert folder.stat().st_mtime > time.time() - 60
+
+
+def test_a_home_that_cannot_be_written_has_it_beside_the_file(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "_folder", lambda: tmp_path / "file")
+    assert begun_again("made_up.kernel").width() == 8
 
 
 def test_where_only_kept_code_is_wanted_nothing_is_compiled(made_up: Path) -> None:
@@ -78,12 +129,10 @@ def test_of_processes_that_need_a_kernel_at_the_same_time_one_compiles_it_and_sa
     ]
     begin = [sys.executable, "-c", "\n".join(lines)]
     paths = os.pathsep.join([str(made_up.parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": config.CACHE_DIR}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as ended:
-        both = [
-            ended.enter_context(subprocess.Popen(begin, env={**os.environ, "PYTHONPATH": paths}, **pipes))
-            for _ in range(2)
-        ]
+        both = [ended.enter_context(subprocess.Popen(begin, env=environment, **pipes)) for _ in range(2)]
         for one in both:
             assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
