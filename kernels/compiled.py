@@ -11,6 +11,7 @@ what has changed.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -21,6 +22,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite
+import numba
+import numpy
 from numba import config
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.event import Listener, register
@@ -33,6 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HELD = set[Path]()
 """Locks of this process: a function that calls itself asks for its own code while it is compiled."""
+VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 _STAMP_DIGITS = 32
 _UNUSED_S = 30 * 86400.0
 """Machine code that no process has asked for so long is forgotten, when other code is compiled."""
@@ -86,10 +91,16 @@ def _kept(function: Function, **flags: bool) -> Function:
         return function
     made = _Kernel(function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy", **flags})
     made.enable_caching()
-    # numba has no other way to say what code was made from.
+    if function.__module__ != "__main__":  # whose text is no module's
+        _keep(made, source_stamp(function.__module__))
+    return cast(Function, made)
+
+
+def _keep(made: _Kernel, stamp: bytes) -> None:
+    """numba has no other way to say what code was made from, and where it lies."""
     kept = made._cache._cache_file
-    kept._source_stamp = source_stamp(function.__module__)
-    folder = _folder() / kept._source_stamp.hex()[:_STAMP_DIGITS]
+    kept._source_stamp = stamp
+    folder = _folder() / hashlib.sha256(stamp + VERSIONS.encode()).hexdigest()[:_STAMP_DIGITS]
     with suppress(OSError):  # where a home cannot be written it lies beside the file, as numba has it
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_mtime < time.time() - _ASKED_EVERY_S:
@@ -97,14 +108,13 @@ def _kept(function: Function, **flags: bool) -> Function:
         if os.access(folder, os.W_OK):
             kept._cache_path = made._cache._cache_path = str(folder)
             kept._index_path = str(folder / kept._index_name)
-    return cast(Function, made)
 
 
 def _folder() -> Path:
     """Of machine code, by stamps."""
     if config.CACHE_DIR:
-        return Path(config.CACHE_DIR)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homeswarm" / "kernels"
+        return Path(config.CACHE_DIR) / "homeswarm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "homeswarm" / "kernels"
 
 
 def _is_stamp(name: str) -> bool:
@@ -128,6 +138,7 @@ def _alone(index: Path) -> Iterator[None]:
     index.parent.mkdir(parents=True, exist_ok=True)
     with index.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(index.parent)  # or it might be forgotten as unused while it is written to
         _HELD.add(index)
         try:
             yield

@@ -128,10 +128,13 @@ class Joiners:
         """Whether a round wants an uplink so slow that what goes beside has as much of it, and drops its packets."""
         return self._wanted() is not None and self._lanes() <= FEW_LANES
 
-    def _has_line(self, turn: _Turn) -> bool:
-        """Whether the others wait for this answer, which is under way. Not for ever, if its peer's line is slow."""
-        rate = self._bytes_per_s(turn)
-        return rate is not None and time.monotonic() < turn.began_at + OVERDUE_TIMES * turn.num_bytes / rate
+    def _waits(self, turn: _Turn) -> bool:
+        """Whether another answer is under way. Who waits does so as if that had all that is theirs, and not for ever if
+        its peer's line is slow."""
+        rate, now = self._bytes_per_s(turn), time.monotonic()
+        return rate is not None and any(
+            now < going.began_at + OVERDUE_TIMES * going.num_bytes / rate for going in self._going
+        )
 
     def _is_passed(self, turn: _Turn) -> bool:
         """Whether others come first that have no answer waiting: one of theirs is under way all the time."""
@@ -211,7 +214,7 @@ class Joiners:
             first = min(waiting, key=self._rank)
             is_owed = self._owed_bytes >= PIECE_BYTES
             turn = waiting[0] if is_owed else first
-            if self._is_ahead(first) or (self._is_narrow and any(map(self._has_line, self._going))):
+            if self._is_ahead(first) or (self._is_narrow and self._waits(first)):
                 self._look_again()
                 return
             if not is_owed and self._is_passed(first):

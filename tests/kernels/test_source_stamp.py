@@ -54,7 +54,7 @@ def begun_again(name: str) -> ModuleType:
 
 
 def folders_in(kept: Path) -> list[Path]:
-    return [folder for folder in kept.iterdir() if compiled._is_stamp(folder.name)]
+    return [folder for folder in (kept / "homeswarm").iterdir() if compiled._is_stamp(folder.name)]
 
 
 def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(made_up: Path) -> None:

@@ -122,7 +122,7 @@ class Meter:
         """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
         if self.moved is not None:
             moved = self.moved()
-            self._moved_before, num_bytes = moved, moved - self._moved_before
+            self._moved_before, num_bytes = moved, max(0, moved - self._moved_before)
         self._sent_bytes += num_bytes
         if now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES:
             self._measure(now)

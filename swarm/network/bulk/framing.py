@@ -149,6 +149,9 @@ class Sent:
 
     @property
     def num_bytes(self) -> int:
+        for stream, sending in list(self._under_way):
+            if sending.is_done and not unsent_bytes(stream):
+                self._ended(stream, sending)
         return self._before + sum(_left_bytes(*one) for one in self._under_way)
 
     @contextlib.contextmanager
@@ -158,8 +161,12 @@ class Sent:
         try:
             yield
         finally:
-            self._under_way.remove((stream, sending))
-            self._before += sending.sent_bytes if sending.is_done else _left_bytes(stream, sending)
+            if (stream, sending) in self._under_way:
+                self._ended(stream, sending)
+
+    def _ended(self, stream: Stream, sending: Sending) -> None:
+        self._under_way.remove((stream, sending))
+        self._before += sending.sent_bytes if sending.is_done else _left_bytes(stream, sending)
 
 
 def _left_bytes(stream: Stream, sending: Sending) -> int:

@@ -3,13 +3,12 @@
 TCP learns how fast a line is from what it loses there, each connection by itself. A round's messages are so short that
 bbr stays at its beginning, in which it sends nearly three times as fast as anything ever came through: two connections
 on 1 Mbit/s lost 2 % of their packets to a queue of seventeen, and four lost 10 to 30 % and stood still for what was
-lost again. What all of them together brought through in a second or two is no secret, though. So each that has
-something to send has its share of a little more than the most of that (SO_MAX_PACING_RATE, socket(7) of Linux); of the
-more the less, the more is lost all the same.
+lost again. What all of them together brought through in a few seconds is no secret, though. So each that has something
+to send has its share of a little more than the most of that (SO_MAX_PACING_RATE, socket(7) of Linux); of the more the
+less, the more is lost all the same.
 
-Of the most, and not of what comes through now: who has its share sends no faster, and where one of two goes to a peer
-whose own line is slower, all would become slower by that, and slower again. It is forgotten where packets are lost
-though the pace is the least, and none comes near its share: the line itself has become slower.
+A connection that does not send as fast as it may, while the line carries less than it did, goes to who has a slower one
+(or this line has become slower): it has a little more than what it takes, and the others have the rest.
 """
 
 import asyncio
@@ -18,28 +17,33 @@ import math
 import socket
 import struct
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 _SO_MAX_PACING_RATE = 47
 """Linux; Python has no name for it."""
 _TCP_INFO = struct.Struct("100xI52xI")
 """Of Linux's `struct tcp_info`: segments sent again, and all with data."""
 LOOK_S = 0.05
-WINDOW_S = 2.0
-"""In which the queue's 0.2 s, whose packets may have been sent before, are little."""
+WINDOW_S = 3.0
+"""While something goes; in which the queue's 0.2 s, whose packets may have been sent before, are little."""
 LEAST_PACE, MOST_PACE = 0.9, 1.5
 """Of the most that came through. While one message's answer is awaited others go, which have grown used to less; and
 what is faster now shows within seconds."""
-SLOWER, FASTER = 0.9, 1.03
+SLOWER, FASTER = 0.9, 1.05
 """By a window in which more than `MOST_LOST` of all segments were sent again, and by any other."""
 MOST_LOST = 0.02
-KEPT_WINDOWS = 450
+TRIES_AFTER, TRIED_PACE = 10, 1.1
+"""After so many windows of the least pace: what is lost all the same is not lost by it."""
+FULL, NEAR, NEAR_LOOKS = 0.85, 0.9, 10
+"""Shares of what the line carried at most, and of what a connection may send, seen so often in a window."""
+MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 8, 2.0
+"""May who takes less than its share, and an eighth of that at least; if it takes all of it, so many times as much: it
+may have hung."""
+KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
-KEPT_IF_SLOWER = 5
-NEAR = 0.7
-"""Of its share; of a connection that sends for `NEAR_LOOKS` of a window at least."""
-NEAR_LOOKS = 10
 SLOW_BYTES_PER_S = 1e6
 """A faster line has so many lanes that each message takes many round trips, by which bbr knows its share."""
 UNSENT_S, LEAST_UNSENT_BYTES = 0.1, 8 << 10
@@ -53,6 +57,10 @@ class Segments(NamedTuple):
 
     again: int = 0
     all: int = 0
+
+    def with_what_came(self, before: "Segments", now: "Segments") -> "Segments":
+        """And those between."""
+        return Segments(self.again + max(0, now.again - before.again), self.all + max(0, now.all - before.all))
 
 
 class PacedStream(Protocol):
@@ -69,30 +77,44 @@ class PacedStream(Protocol):
     def pace(self, bytes_per_s: float) -> None: ...
 
 
+NO_SEGMENTS = Segments()
+
+
 @dataclass
 class _Seen:
-    """Of a stream, when last looked."""
+    """Of a stream, when last looked; and of this window."""
 
     waiting_bytes: int
     segments: Segments
     pace: float = math.inf
     moved: int = 0
+    allowed: float = 0.0
     looks: int = 0
-    """In this window, with this pace."""
+    sent: Segments = NO_SEGMENTS
 
-    def looked(self, waiting_bytes: int, segments: Segments) -> tuple[int, Segments]:
-        """What has come through since, and what was sent."""
+    def looked(self, waiting_bytes: int, segments: Segments) -> int:
+        """Bytes that have come through since."""
         moved = max(0, self.waiting_bytes - waiting_bytes)
-        again, all_sent = (max(0, now - before) for now, before in zip(segments, self.segments, strict=True))
+        self.sent = self.sent.with_what_came(self.segments, segments)
         self.waiting_bytes, self.segments = waiting_bytes, segments
         self.moved += moved
+        self.allowed += self.pace * LOOK_S
         self.looks += 1
-        return moved, Segments(again, all_sent)
+        return moved
+
+    @property
+    def is_known(self) -> bool:
+        return self.looks >= NEAR_LOOKS
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.moved / (self.looks * LOOK_S)
 
     @property
     def is_near(self) -> bool:
-        """Whether it sends as fast as it may; also where that is not known yet."""
-        return self.looks < NEAR_LOOKS or self.moved >= NEAR * self.pace * self.looks * LOOK_S
+        """It sends as fast as it may."""
+        return self.is_known and self.moved >= NEAR * self.allowed
 
 
 class Uplink:
@@ -101,16 +123,17 @@ class Uplink:
     def __init__(self) -> None:
         self._sending: dict[PacedStream, _Seen] = {}
         """Who has something to send."""
-        self._moved = 0
-        self._segments = Segments()
+        self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
+        """Bytes a second that may be sent to who takes less than its share."""
+        self._busy_s, self._moved = 0.0, 0
         """Of this window."""
         self._pace = MOST_PACE
+        self._at_least = 0
+        """Windows of the least pace, one after the other."""
         self._windows: deque[float] = deque(maxlen=KEPT_WINDOWS)
         """Bytes a second that came through."""
         self.bytes_per_s: float | None = None
         """The most of them; None while that is not known."""
-        self._window: tuple[float, int] | None = None
-        """Since when something goes all the time, and what had come through by then."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def took(self, stream: PacedStream, num_bytes: int) -> None:
@@ -121,7 +144,7 @@ class Uplink:
         self._sending[stream].waiting_bytes += num_bytes
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._window = loop, None
+            self._loop = loop
             loop.call_later(LOOK_S, self._look)
 
     def left(self, stream: PacedStream) -> None:
@@ -132,45 +155,64 @@ class Uplink:
     def _look(self) -> None:
         num_before = len(self._sending)
         for stream, seen in list(self._sending.items()):
-            moved, sent = seen.looked(stream.waiting_bytes, stream.segments)
-            self._moved += moved
-            self._segments = Segments(self._segments.again + sent.again, self._segments.all + sent.all)
+            self._moved += seen.looked(stream.waiting_bytes, stream.segments)
             if not seen.waiting_bytes:
                 del self._sending[stream]
         if not self._sending:
-            self._loop = self._window = None
+            self._loop = None
             return
         assert self._loop is not None
         self._loop.call_later(LOOK_S, self._look)
-        if self._measures(self._loop.time()) or len(self._sending) != num_before:
+        self._busy_s += LOOK_S
+        is_over = self._busy_s >= WINDOW_S
+        if is_over:
+            self._measure()
+        if is_over or len(self._sending) != num_before:
             self._share()
 
-    def _measures(self, now: float) -> bool:
-        """Whether a window has ended."""
-        if self._window is None:
-            self._window = (now, self._moved)
-        began, moved = self._window
-        if now < began + WINDOW_S:
-            return False
-        self._windows.append((self._moved - moved) / (now - began))
-        is_lossy = self._segments.again > MOST_LOST * self._segments.all
-        if is_lossy and self._pace == LEAST_PACE and not any(seen.is_near for seen in self._sending.values()):
-            self._windows = deque(list(self._windows)[-KEPT_IF_SLOWER:], maxlen=KEPT_WINDOWS)
-        self._pace = min(MOST_PACE, max(LEAST_PACE, self._pace * (SLOWER if is_lossy else FASTER)))
-        self._segments = Segments()
-        for seen in self._sending.values():
-            seen.moved = seen.looks = 0
+    def _measure(self) -> None:
+        """At a window's end."""
+        rate = self._moved / self._busy_s
+        self._windows.append(rate)
         self.bytes_per_s = max(self._windows)
-        self._window = (now, self._moved)
-        return True
+        is_full = rate >= FULL * self.bytes_per_s
+        near = {stream: seen for stream, seen in self._sending.items() if seen.is_near}
+        self._judge(near or self._sending, is_full=is_full)
+        for stream in set(near) & set(self._takes):
+            self._takes[stream] = BACK * near[stream].rate
+        # Nobody can tell where this line is full; it is not where others send as fast as they may.
+        if near or not is_full:
+            for stream, seen in self._sending.items():
+                if seen.is_known and stream not in near:
+                    self._takes[stream] = MORE_THAN_TAKEN * seen.rate
+        for seen in self._sending.values():
+            seen.moved, seen.allowed, seen.looks, seen.sent = 0, 0.0, 0, NO_SEGMENTS
+        self._busy_s, self._moved = 0.0, 0
+
+    def _judge(self, of: Mapping[PacedStream, _Seen], *, is_full: bool) -> None:
+        """Whether too much is lost: of who sends as fast as it may, if anybody does. Others' lines may lose as well."""
+        again, all_sent = (sum(numbers) for numbers in zip(*(seen.sent for seen in of.values()), strict=True))
+        is_lossy = is_full and again > MOST_LOST * all_sent
+        self._pace = min(MOST_PACE, max(LEAST_PACE, self._pace * (SLOWER if is_lossy else FASTER)))
+        self._at_least = self._at_least + 1 if self._pace == LEAST_PACE else 0
+        if self._at_least > TRIES_AFTER:
+            self._pace, self._at_least = TRIED_PACE, 0
 
     def _share(self) -> None:
+        if not self._sending:
+            return
         is_slow = self.bytes_per_s is not None and self.bytes_per_s < SLOW_BYTES_PER_S
+        budget = self._pace * self.bytes_per_s if is_slow and self.bytes_per_s else math.inf
+        equal = budget / len(self._sending)
+        less = {stream: takes for stream in self._sending if (takes := self._takes.get(stream, equal)) < equal}
+        less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
+        others = len(self._sending) - len(less)
+        share = (budget - sum(less.values())) / others if others else 0.0
         for stream, seen in self._sending.items():
-            pace = self._pace * self.bytes_per_s / len(self._sending) if is_slow and self.bytes_per_s else math.inf
-            if pace != seen.pace:
-                seen.pace, seen.moved, seen.looks = pace, 0, 0
-            stream.pace(pace)
+            seen.pace = less.get(stream, share) if is_slow else math.inf
+            if stream not in less:
+                self._takes.pop(stream, None)
+            stream.pace(seen.pace)
 
 
 UPLINK = Uplink()
@@ -191,4 +233,4 @@ def segments_of(connection: socket.socket) -> Segments:
     """Of a TCP connection; none where the system does not say."""
     with contextlib.suppress(OSError, AttributeError, struct.error):
         return Segments(*_TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)))
-    return Segments()
+    return NO_SEGMENTS
