@@ -84,13 +84,20 @@ NO_SEGMENTS = Segments()
 class _Seen:
     """Of a stream, when last looked; and of this window."""
 
-    waiting_bytes: int
-    segments: Segments
+    waiting_bytes: int = 0
+    segments: Segments = NO_SEGMENTS
     pace: float = math.inf
     moved: int = 0
     allowed: float = 0.0
     looks: int = 0
     sent: Segments = NO_SEGMENTS
+
+    def begins(self, segments: Segments) -> None:
+        """To send something, once more."""
+        self.waiting_bytes, self.segments = 0, segments
+
+    def of_next_window(self) -> "_Seen":
+        return _Seen(self.waiting_bytes, self.segments, self.pace)
 
     def looked(self, waiting_bytes: int, segments: Segments) -> int:
         """Bytes that have come through since."""
@@ -121,8 +128,10 @@ class Uplink:
     """All that this process sends by sealed sockets. For the one event loop that uses them."""
 
     def __init__(self) -> None:
-        self._sending: dict[PacedStream, _Seen] = {}
+        self._sending: set[PacedStream] = set()
         """Who has something to send."""
+        self._seen: dict[PacedStream, _Seen] = {}
+        """Who had, in this window."""
         self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
         """Bytes a second that may be sent to who takes less than its share."""
         self._busy_s, self._moved = 0.0, 0
@@ -139,9 +148,10 @@ class Uplink:
     def took(self, stream: PacedStream, num_bytes: int) -> None:
         """The kernel has taken so much of a long record."""
         if stream not in self._sending:
-            self._sending[stream] = _Seen(0, stream.segments)
+            self._sending.add(stream)
+            self._seen.setdefault(stream, _Seen()).begins(stream.segments)
             self._share()
-        self._sending[stream].waiting_bytes += num_bytes
+        self._seen[stream].waiting_bytes += num_bytes
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
@@ -149,15 +159,18 @@ class Uplink:
 
     def left(self, stream: PacedStream) -> None:
         """It is closed."""
-        if self._sending.pop(stream, None) is not None:
+        self._seen.pop(stream, None)
+        if stream in self._sending:
+            self._sending.remove(stream)
             self._share()
 
     def _look(self) -> None:
         num_before = len(self._sending)
-        for stream, seen in list(self._sending.items()):
+        for stream in list(self._sending):
+            seen = self._seen[stream]
             self._moved += seen.looked(stream.waiting_bytes, stream.segments)
             if not seen.waiting_bytes:
-                del self._sending[stream]
+                self._sending.remove(stream)
         if not self._sending:
             self._loop = None
             return
@@ -176,17 +189,16 @@ class Uplink:
         self._windows.append(rate)
         self.bytes_per_s = max(self._windows)
         is_full = rate >= FULL * self.bytes_per_s
-        near = {stream: seen for stream, seen in self._sending.items() if seen.is_near}
-        self._judge(near or self._sending, is_full=is_full)
+        near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
+        self._judge(near or self._seen, is_full=is_full)
         for stream in set(near) & set(self._takes):
             self._takes[stream] = BACK * near[stream].rate
         # Nobody can tell where this line is full; it is not where others send as fast as they may.
         if near or not is_full:
-            for stream, seen in self._sending.items():
+            for stream, seen in self._seen.items():
                 if seen.is_known and stream not in near:
                     self._takes[stream] = MORE_THAN_TAKEN * seen.rate
-        for seen in self._sending.values():
-            seen.moved, seen.allowed, seen.looks, seen.sent = 0, 0.0, 0, NO_SEGMENTS
+        self._seen = {stream: self._seen[stream].of_next_window() for stream in self._sending}
         self._busy_s, self._moved = 0.0, 0
 
     def _judge(self, of: Mapping[PacedStream, _Seen], *, is_full: bool) -> None:
@@ -208,11 +220,12 @@ class Uplink:
         less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
         others = len(self._sending) - len(less)
         share = (budget - sum(less.values())) / others if others else 0.0
-        for stream, seen in self._sending.items():
-            seen.pace = less.get(stream, share) if is_slow else math.inf
+        for stream in self._sending:
+            pace = less.get(stream, share) if is_slow else math.inf
             if stream not in less:
                 self._takes.pop(stream, None)
-            stream.pace(seen.pace)
+            self._seen[stream].pace = pace
+            stream.pace(pace)
 
 
 UPLINK = Uplink()

@@ -145,7 +145,7 @@ def test_what_a_slow_line_elsewhere_loses_makes_nobody_else_slower_nor_what_it_d
             assert await carry(uplink, [fast, slow], LINE, WINDOW_S) >= 0.9 * LINE
             assert slow.paced <= LEAST_SHARE * MOST_PACE * LINE / 2
         await carry(uplink, [slow], LINE, 2 * KEPT_WINDOWS * WINDOW_S)
-        await carry(uplink, [fast, slow], LINE, windows_s(20))
+        await carry(uplink, [fast, slow], LINE, 20 * WINDOW_S)
         assert await carry(uplink, [fast, slow], LINE, WINDOW_S) >= 0.9 * LINE
 
     run_virtually(main)
