@@ -44,6 +44,11 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("ours")
 
 
+LOOKS_FOR_RINGS = 50_000, 20, 50
+"""Python's garbage collector looks after so many objects more. What libraries and trees of sources hold makes each look
+long: an eighth of all tests' time was spent on it, and more than half of the architecture's."""
+
+
 class ProcessesOneAtATime(LoadScopeScheduling):
     """Each file to the worker that is free, but all that have tests of processes, whose deadlines matter, to one.
 
@@ -79,6 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Workers draw what is drawn here. They are forks of one process."""
+    gc.set_threshold(*LOOKS_FOR_RINGS)
     if config.option.draw_seed is None:
         given = getattr(config, "workerinput", {})
         config.option.draw_seed = given.get(DRAW_SEED, secrets.randbelow(10**6))
