@@ -8,14 +8,15 @@ defaults. After two rounds one more peer joins, and in the middle of a round the
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
 to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks beyond
-contributions, results, the newcomer's state and, as many as the plan expects, audits' inputs. A figure whose name
-begins with `plan_` is what `swarm plan` says, told how long a step took here beside its round; the newcomer's that of a
-stage with one peer more, in which rounds go on. Needs root and `ip`.
+contributions, results, also those that somebody catches up with, the newcomer's state and, as many as the plan expects,
+audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says, told how long a step took here beside
+its round; the newcomer's that of a stage with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
 import contextlib
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from benchmarks.homes.emulated import Paths, routing
 from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.owner.memory import held_with_started
 from benchmarks.training_throughput import Events, running
+from swarm.core.ids import PeerId
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.network.identity_file import load_identity
@@ -76,6 +78,28 @@ snapshot_every = {snapshot_every}
 """
 
 
+_FETCHED = re.compile(
+    r"^([-\d]+ [:\d]+),(\d+) INFO peer\.state\.catch_up: (\d+) parts of step (\d+)'s result came in (\S+) s"
+)
+"""Of a peer's log."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Parts of a result that somebody has caught up with. Times are seconds of the calendar."""
+
+    peer: PeerId
+    step: int
+    num_parts: int
+    began: float
+    ended: float
+
+    def within(self, began: float, ended: float) -> float:
+        """Parts that came meanwhile, had they come evenly."""
+        both_s = min(ended, self.ended) - max(began, self.began)
+        return self.num_parts * min(1.0, max(0.0, both_s) / max(1e-9, self.ended - self.began))
+
+
 @dataclass(frozen=True)
 class Watched:
     """What was seen of a run."""
@@ -88,8 +112,7 @@ class Watched:
     newcomer_s: float | None
     """From its admission to the roster that names it; None where none came in time."""
     results: list[Result]
-    fetched_steps: list[int]
-    """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
+    fetched: list["Fetched"]
     peak_bytes: Sequence[int]
     """Of memory, the most that each of the founders held with its p2pd."""
     replicas_equal: bool
@@ -192,7 +215,7 @@ def watch(
         ended,
         newcomer_s,
         results_on(folder / founders[0]),
-        [step for name in (*founders, NEWCOMER) for step in _fetched_steps(folder / name)],
+        [one for name in (*founders, NEWCOMER) for one in fetched_by(folder, name)],
         held.most_bytes,
         are_equal([folder / name for name in (*founders, NEWCOMER)]),
         addresses,
@@ -231,12 +254,16 @@ def watching(pids: Sequence[int]) -> Iterator[Held]:
         thread.join()
 
 
-def _fetched_steps(folder: Path) -> list[int]:
-    """Of the results on this peer's disk, those of rounds in which it was no member."""
-    if not (folder / "identity.key").exists():
-        return []
-    me = load_identity(folder / "identity.key").peer_id
-    return [int(made.roster.step) for made in results_on(folder) if me not in made.roster.members]
+def fetched_by(folder: Path, name: str) -> Iterator[Fetched]:
+    """By its log."""
+    if not (folder / name / "identity.key").exists():
+        return
+    me = load_identity(folder / name / "identity.key").peer_id
+    for line in (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines():
+        if (found := _FETCHED.match(line)) is not None:
+            day, milliseconds, parts, step, took_s = found.groups()
+            ended = time.mktime(time.strptime(day, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
+            yield Fetched(me, int(step), int(parts), ended - float(took_s), ended)
 
 
 def work_s(watched: Watched) -> float:
@@ -267,9 +294,16 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     gaps.append(ended["at"] - last["at"])
     results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < last["version"]]
     num_members = [len(made.roster.members) for made in results]
-    due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
-    is_counted = range(begun["version"], last["version"] + 1)
-    due += sum(step in is_counted for step in watched.fetched_steps) * num_parameters * RESULT_BYTES["int8"]
+    due = sum(
+        (len(made.roster.contributions) / size * CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"]) * (size - 1)
+        for made, size in zip(results, num_members, strict=True)
+    )
+    due *= num_parameters
+    members = {int(made.roster.step): made.roster.members for made in results}
+    for one in watched.fetched:
+        if one.peer not in members.get(one.step, ()):  # what members have of it is due with its round
+            share = one.within(begun["at"], ended["at"]) / len(results[0].parts)
+            due += share * num_parameters * RESULT_BYTES["int8"]
     due += sum(num_members) * stage["audit_up_bytes"]
     if watched.newcomer_s is not None:
         due += num_parameters * STATE_BYTES

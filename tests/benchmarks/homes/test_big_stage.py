@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.big_stage import Watched, figures, work_s, write_manifest
+from benchmarks.big_stage import Fetched, Watched, fetched_by, figures, work_s, write_manifest
+from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
 from swarm.core.round.contribution import Result
 from swarm.manifest.file import read_manifest
 from swarm.manifest.model import stage_num_parameters
+from swarm.network.identity_file import load_or_create_identity
 from tests.swarm.core.round.round_members import result_of, roster_of
 from tests.swarm.core.round.round_world import facts_of
 from tests.swarm.core.round.test_left_out import lacks
@@ -23,6 +25,7 @@ STAGE = {
 }
 FACTS = facts_of(4)
 FIRST = int(FACTS.step)
+STRANGER = PeerId("stranger")
 
 
 def watched(results: list[Result], up_bytes: int) -> Watched:
@@ -34,8 +37,14 @@ def watched(results: list[Result], up_bytes: int) -> Watched:
     ]
     lines: list[dict[str, Any]] = [{"at": at, "up_bytes": {"one": up}} for at, up in ((0.0, 5), (20.0, 5 + up_bytes))]
     ended = {**versions[-1], "at": 50.0}
+    num_parts = len(results[0].parts) if results else 1
+    fetched = [
+        Fetched(STRANGER, FIRST, num_parts, 1.0, 11.0),  # of a round that it was no member of
+        Fetched(STRANGER, FIRST - 1, 2 * num_parts, -10.0, 10.0),  # half of it before the count begins
+        Fetched(FACTS.members[0], FIRST, num_parts, 1.0, 11.0),
+    ]
     return Watched(
-        [*versions, *steps], lines, versions[0], ended, None, results, [FIRST], [7000, 9000], True, {"peer0": "one"}
+        [*versions, *steps], lines, versions[0], ended, None, results, fetched, [7000, 9000], True, {"peer0": "one"}
     )
 
 
@@ -43,7 +52,7 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     roster = roster_of(FACTS)
     slow, *others = FACTS.members
     smaller = roster.without({slow: lacks(roster, slow, others)})
-    due = (3 * 2 + 1) * 1000 * (1 + 2 / 128) + 4 * 50  # one fetched the result of a round that it was no member of
+    due = (3 * 3 / 4 + 3 + 2) * 1000 * (1 + 2 / 128) + 4 * 50  # three contributed, and two results were fetched
     found = figures(watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE)
     assert found["left_out_whole"] == {slow[-6:]: 1}
     assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)
@@ -53,6 +62,19 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     assert found["longest_standstill_s"] == 20.0
     assert found["host_bytes_per_parameter_each"] == [7.0, 9.0]
     assert (found["host_bytes_per_parameter"], found["plan_host_bytes_per_parameter"]) == (9.0, 5.0)
+
+
+def test_what_was_fetched_is_told_by_the_log(tmp_path: Path) -> None:
+    me = load_or_create_identity(tmp_path / "peer0" / "identity.key").peer_id
+    (tmp_path / "peer0.log").write_text(
+        "2026-11-28 15:33:41,362 INFO peer.state.catch_up: 34 parts of step 1's result came in 349.7 s\n"
+        "2026-11-28 15:33:41,417 WARN peer.round.taking: step 1: this peer is left out\n"
+    )
+    (found,) = fetched_by(tmp_path, "peer0")
+    assert (found.peer, found.step, found.num_parts) == (me, 1, 34)
+    assert round(found.ended - found.began, 1) == 349.7
+    assert round(found.within(found.ended - 34.97, found.ended + 1.0), 3) == 3.4
+    assert not list(fetched_by(tmp_path, "newcomer"))
 
 
 def test_a_part_without_a_contribution_on_the_roster_dropped_it() -> None:
