@@ -34,6 +34,7 @@ def test_a_hole_that_is_open_again_is_found(name: str) -> None:
     assert what in {one.what for one in trial.fails}, trial
 
 
+@pytest.mark.soak
 def test_a_written_result_is_seen_where_voters_look_at_digests_alone() -> None:
     setting, attack = replace(FIRST, steps=8), Attack("written_result", 1)
     with written_result():
@@ -45,6 +46,7 @@ STAGE_OF_TWO = replace(FIRST, peers=(2, 2), liars=((0, 1),), steps=6)
 WRITTEN = Attack("written_result", 1)
 
 
+@pytest.mark.soak
 def test_in_a_stage_of_two_neighbours_and_host_certified_what_a_leader_wrote_when_they_saw_no_words() -> None:
     with unsworn_result():
         swarm = run_attack(STAGE_OF_TWO, KitMaker(WRITTEN))

@@ -94,6 +94,7 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
     assert all(len(digests) == 1 for digests in watched.digests.values())
 
 
+@pytest.mark.soak
 def test_a_line_that_breaks_in_a_window_costs_that_window_and_its_owner_comes_back(tmp_path: Path) -> None:
     watched = Watched()
     deadlines = {"call_s": 1.0, "hop_s": 5.0, "step_s": 5.0, "straggler_s": 0.3, "lease_s": 1.5}

@@ -13,6 +13,7 @@ from tests import ROOT
 OWN = ("host.libraries", "host.p2pd")
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mapped files are told apart on Linux alone")
 def test_two_steps_hold_what_the_plan_says(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "tests.peer.stage.stage_in_memory", str(tmp_path)]

@@ -137,6 +137,7 @@ def test_a_lie_in_the_moments_alone_is_fraud(window: Window, name: str, share: f
     assert name in found.reason
 
 
+@pytest.mark.soak
 def test_what_is_wrong_in_a_place_hides_not_how_much_is_wrong_elsewhere(window: Window) -> None:
     """A lie is no local fault for being the worst where few values are off."""
     replay, said = window.replay, window.values.copy()
