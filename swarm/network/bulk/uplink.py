@@ -171,12 +171,12 @@ class Uplink:
             self._moved += seen.looked(stream.waiting_bytes, stream.segments)
             if not seen.waiting_bytes:
                 self._sending.remove(stream)
-        if not self._sending:
-            self._loop = None
-            return
         assert self._loop is not None
-        self._loop.call_later(LOOK_S, self._look)
-        self._busy_s += LOOK_S
+        if self._sending:
+            self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._loop = None
+        self._busy_s += LOOK_S  # all of it: something went in that time, or nobody would look
         is_over = self._busy_s >= WINDOW_S
         if is_over:
             self._measure()
@@ -203,8 +203,8 @@ class Uplink:
 
     def _judge(self, of: Mapping[PacedStream, _Seen], *, is_full: bool) -> None:
         """Whether too much is lost: of who sends as fast as it may, if anybody does. Others' lines may lose as well."""
-        again, all_sent = (sum(numbers) for numbers in zip(*(seen.sent for seen in of.values()), strict=True))
-        is_lossy = is_full and again > MOST_LOST * all_sent
+        again = sum(seen.sent.again for seen in of.values())
+        is_lossy = is_full and again > MOST_LOST * sum(seen.sent.all for seen in of.values())
         self._pace = min(MOST_PACE, max(LEAST_PACE, self._pace * (SLOWER if is_lossy else FASTER)))
         self._at_least = self._at_least + 1 if self._pace == LEAST_PACE else 0
         if self._at_least > TRIES_AFTER:
