@@ -300,7 +300,7 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     )
     due *= num_parameters
     members = {int(made.roster.step): made.roster.members for made in results}
-    for one in watched.fetched:
+    for one in watched.fetched if results else ():
         if one.peer not in members.get(one.step, ()):  # what members have of it is due with its round
             share = one.within(begun["at"], ended["at"]) / len(results[0].parts)
             due += share * num_parameters * RESULT_BYTES["int8"]

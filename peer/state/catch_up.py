@@ -416,21 +416,24 @@ class CatchUp:
         replica, settings = self._steps.replica, self._steps.context.settings
         largest_bytes = max(map(replica.parts().result_bytes, range(replica.num_parts)))
         num_here, began = len(self._parts), time.monotonic()
-        # A result is a byte a parameter: what waits for the rest of it waits on disk.
-        await fetch_parts(
-            self._transport,
-            self._donors(donor),
-            step,
-            named,
-            settings,
-            self._parts,
-            largest_bytes=largest_bytes,
-            keep=replica.outputs.put,
-        )
-        came, took_s = len(self._parts) - num_here, time.monotonic() - began
+        try:
+            # A result is a byte a parameter: what waits for the rest of it waits on disk.
+            await fetch_parts(
+                self._transport,
+                self._donors(donor),
+                step,
+                named,
+                settings,
+                self._parts,
+                largest_bytes=largest_bytes,
+                keep=replica.outputs.put,
+            )
+        finally:
+            came, took_s = len(self._parts) - num_here, time.monotonic() - began
+            if came > 0:
+                log.info("%d parts of step %d's result came in %.1f s", came, step, took_s)
         if came >= PARTS_LOOKED_AT:
             self._part_s = took_s / came
-            log.info("%d parts of step %d's result came in %.1f s", came, step, took_s)
 
     def _donors(self, first: PeerId) -> list[PeerId]:
         """Of parts: it and others, members before those whom anybody can be in the directory."""

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.network.bulk.sockets import queued_bytes
-from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, Segments, segments_of, set_pace
+from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, Tcp, set_pace, tcp_of
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -74,9 +74,9 @@ class SealedSocket:
         return queued_bytes(self._connection, termios.TIOCOUTQ)
 
     @property
-    def segments(self) -> Segments:
+    def tcp(self) -> Tcp:
         """As in `PacedStream`."""
-        return segments_of(self._connection)
+        return tcp_of(self._connection)
 
     def pace(self, bytes_per_s: float) -> None:
         """As in `PacedStream`."""
@@ -108,6 +108,8 @@ class SealedSocket:
         if not self._unsent:
             self._seal(buffers)
         is_long = self._unsent_plain >= LEAST_BYTES
+        if is_long:
+            UPLINK.took(self, 0)  # it has its pace before it begins
         while self._unsent:
             num_bytes = self._connection.send(self._unsent)
             self._unsent = self._unsent[num_bytes:]

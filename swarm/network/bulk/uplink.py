@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 _SO_MAX_PACING_RATE = 47
 """Linux; Python has no name for it."""
-_TCP_INFO = struct.Struct("100xI52xI")
-"""Of Linux's `struct tcp_info`: segments sent again, and all with data."""
+_TCP_INFO = struct.Struct("100xI40xI8xI")
+"""Of Linux's `struct tcp_info`: segments sent again, bytes that were not sent yet, all segments with data."""
 LOOK_S = 0.05
 WINDOW_S = 3.0
 """While something goes; in which the queue's 0.2 s, whose packets may have been sent before, are little."""
@@ -37,10 +37,10 @@ SLOWER, FASTER = 0.9, 1.05
 MOST_LOST = 0.02
 TRIES_AFTER, TRIED_PACE = 10, 1.1
 """After so many windows of the least pace: what is lost all the same is not lost by it."""
-FULL, NEAR, NEAR_LOOKS = 0.85, 0.9, 10
-"""Shares of what the line carried at most, and of what a connection may send, seen so often in a window."""
-MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 8, 2.0
-"""May who takes less than its share, and an eighth of that at least; if it takes all of it, so many times as much: it
+FULL, NEAR, KNOWN_S = 0.85, 0.9, 0.5
+"""Shares of what the line carried at most, and of what a connection may send, if it had so long more to send."""
+MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
+"""May who takes less than its share, and a sixteenth of that at least; if it takes all of it, so many times as much: it
 may have hung."""
 KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
@@ -52,15 +52,12 @@ LEAST_BYTES = 4 * 1448
 """What TCP sends in one go anyway counts for nothing."""
 
 
-class Segments(NamedTuple):
-    """Of a connection, with data."""
+class Tcp(NamedTuple):
+    """Of a connection: data segments sent again, and all, since its beginning; bytes that have not been sent yet."""
 
     again: int = 0
     all: int = 0
-
-    def with_what_came(self, before: "Segments", now: "Segments") -> "Segments":
-        """And those between."""
-        return Segments(self.again + max(0, now.again - before.again), self.all + max(0, now.all - before.all))
+    unsent_bytes: int = 0
 
 
 class PacedStream(Protocol):
@@ -71,52 +68,48 @@ class PacedStream(Protocol):
         """Ciphertext that was taken to be sent, and that the other end does not have."""
 
     @property
-    def segments(self) -> Segments:
-        """That it has sent since its beginning."""
+    def tcp(self) -> Tcp: ...
 
     def pace(self, bytes_per_s: float) -> None: ...
-
-
-NO_SEGMENTS = Segments()
 
 
 @dataclass
 class _Seen:
     """Of a stream, when last looked; and of this window."""
 
+    tcp: Tcp
     waiting_bytes: int = 0
-    segments: Segments = NO_SEGMENTS
     pace: float = math.inf
+    again: int = 0
+    all: int = 0
+    more_s: float = 0.0
+    """While it had more to send: what it waits for is no answer, and no message of its own."""
     moved: int = 0
     allowed: float = 0.0
-    looks: int = 0
-    sent: Segments = NO_SEGMENTS
 
-    def begins(self, segments: Segments) -> None:
-        """To send something, once more."""
-        self.waiting_bytes, self.segments = 0, segments
-
-    def of_next_window(self) -> "_Seen":
-        return _Seen(self.waiting_bytes, self.segments, self.pace)
-
-    def looked(self, waiting_bytes: int, segments: Segments) -> int:
+    def looked(self, waiting_bytes: int, tcp: Tcp, after_s: float) -> int:
         """Bytes that have come through since."""
         moved = max(0, self.waiting_bytes - waiting_bytes)
-        self.sent = self.sent.with_what_came(self.segments, segments)
-        self.waiting_bytes, self.segments = waiting_bytes, segments
-        self.moved += moved
-        self.allowed += self.pace * LOOK_S
-        self.looks += 1
+        if self.tcp.unsent_bytes and tcp.unsent_bytes:
+            self.more_s += after_s
+            self.moved += moved
+            self.allowed += self.pace * after_s
+        self.again += max(0, tcp.again - self.tcp.again)
+        self.all += max(0, tcp.all - self.tcp.all)
+        self.waiting_bytes, self.tcp = waiting_bytes, tcp
         return moved
+
+    def of_next_window(self) -> "_Seen":
+        return _Seen(self.tcp, self.waiting_bytes, self.pace)
 
     @property
     def is_known(self) -> bool:
-        return self.looks >= NEAR_LOOKS
+        return self.more_s >= KNOWN_S
 
     @property
     def rate(self) -> float:
         """Bytes a second."""
-        return self.moved / (self.looks * LOOK_S)
+        return self.moved / self.more_s
 
     @property
     def is_near(self) -> bool:
@@ -144,17 +137,20 @@ class Uplink:
         self.bytes_per_s: float | None = None
         """The most of them; None while that is not known."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looked_at = 0.0
 
     def took(self, stream: PacedStream, num_bytes: int) -> None:
         """The kernel has taken so much of a long record."""
         if stream not in self._sending:
             self._sending.add(stream)
-            self._seen.setdefault(stream, _Seen()).begins(stream.segments)
+            tcp = stream.tcp
+            seen = self._seen.setdefault(stream, _Seen(tcp))
+            seen.tcp, seen.waiting_bytes = tcp._replace(unsent_bytes=0), 0  # it begins within a look
             self._share()
         self._seen[stream].waiting_bytes += num_bytes
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop = loop
+            self._loop, self._looked_at = loop, loop.time()
             loop.call_later(LOOK_S, self._look)
 
     def left(self, stream: PacedStream) -> None:
@@ -165,18 +161,23 @@ class Uplink:
             self._share()
 
     def _look(self) -> None:
-        num_before = len(self._sending)
+        """The last one, when all has gone, tells nothing: a message takes no time on a fast line."""
+        if self._loop is None:
+            return
+        num_before, now, moved = len(self._sending), self._loop.time(), 0
+        after_s, self._looked_at = now - self._looked_at, now
         for stream in list(self._sending):
             seen = self._seen[stream]
-            self._moved += seen.looked(stream.waiting_bytes, stream.segments)
+            moved += seen.looked(stream.waiting_bytes, stream.tcp, after_s)
             if not seen.waiting_bytes:
                 self._sending.remove(stream)
-        assert self._loop is not None
-        if self._sending:
-            self._loop.call_later(LOOK_S, self._look)
-        else:
+                stream.pace(self._budget)
+        if not self._sending:
             self._loop = None
-        self._busy_s += LOOK_S  # all of it: something went in that time, or nobody would look
+            return
+        self._loop.call_later(LOOK_S, self._look)
+        self._busy_s += after_s
+        self._moved += moved
         is_over = self._busy_s >= WINDOW_S
         if is_over:
             self._measure()
@@ -198,34 +199,37 @@ class Uplink:
             for stream, seen in self._seen.items():
                 if seen.is_known and stream not in near:
                     self._takes[stream] = MORE_THAN_TAKEN * seen.rate
+        equal = self._budget / max(1, len(self._sending))
+        for stream in [stream for stream, takes in self._takes.items() if takes >= equal]:
+            del self._takes[stream]
         self._seen = {stream: self._seen[stream].of_next_window() for stream in self._sending}
         self._busy_s, self._moved = 0.0, 0
 
     def _judge(self, of: Mapping[PacedStream, _Seen], *, is_full: bool) -> None:
         """Whether too much is lost: of who sends as fast as it may, if anybody does. Others' lines may lose as well."""
-        again = sum(seen.sent.again for seen in of.values())
-        is_lossy = is_full and again > MOST_LOST * sum(seen.sent.all for seen in of.values())
+        again = sum(seen.again for seen in of.values())
+        is_lossy = is_full and again > MOST_LOST * sum(seen.all for seen in of.values())
         self._pace = min(MOST_PACE, max(LEAST_PACE, self._pace * (SLOWER if is_lossy else FASTER)))
         self._at_least = self._at_least + 1 if self._pace == LEAST_PACE else 0
         if self._at_least > TRIES_AFTER:
             self._pace, self._at_least = TRIED_PACE, 0
 
+    @property
+    def _budget(self) -> float:
+        """Bytes a second, of all together; infinite where nobody knows, or it matters to nobody."""
+        most = self.bytes_per_s
+        return self._pace * most if most and most < SLOW_BYTES_PER_S else math.inf
+
     def _share(self) -> None:
-        if not self._sending:
-            return
-        is_slow = self.bytes_per_s is not None and self.bytes_per_s < SLOW_BYTES_PER_S
-        budget = self._pace * self.bytes_per_s if is_slow and self.bytes_per_s else math.inf
-        equal = budget / len(self._sending)
+        budget = self._budget
+        equal = budget / max(1, len(self._sending))
         less = {stream: takes for stream in self._sending if (takes := self._takes.get(stream, equal)) < equal}
         less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
         others = len(self._sending) - len(less)
         share = (budget - sum(less.values())) / others if others else 0.0
         for stream in self._sending:
-            pace = less.get(stream, share) if is_slow else math.inf
-            if stream not in less:
-                self._takes.pop(stream, None)
-            self._seen[stream].pace = pace
-            stream.pace(pace)
+            self._seen[stream].pace = less.get(stream, share) if math.isfinite(budget) else math.inf
+            stream.pace(self._seen[stream].pace)
 
 
 UPLINK = Uplink()
@@ -242,8 +246,10 @@ def set_pace(connection: socket.socket, bytes_per_s: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
 
 
-def segments_of(connection: socket.socket) -> Segments:
-    """Of a TCP connection; none where the system does not say."""
+def tcp_of(connection: socket.socket) -> Tcp:
+    """Of a TCP connection; nothing where the system does not say."""
     with contextlib.suppress(OSError, AttributeError, struct.error):
-        return Segments(*_TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)))
-    return NO_SEGMENTS
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        again, unsent_bytes, all_segments = _TCP_INFO.unpack(info)
+        return Tcp(again, all_segments, unsent_bytes)
+    return Tcp()
