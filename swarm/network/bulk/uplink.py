@@ -37,8 +37,9 @@ SLOWER, FASTER = 0.9, 1.05
 MOST_LOST = 0.02
 TRIES_AFTER, TRIED_PACE = 10, 1.1
 """After so many windows of the least pace: what is lost all the same is not lost by it."""
-FULL, NEAR, KNOWN_S = 0.85, 0.9, 0.5
-"""Shares of what the line carried at most, and of what a connection may send, if it had so long more to send."""
+FULL, NEAR, KNOWN_S = 0.5, 0.9, 0.5
+"""Shares of what the line carried at most (all wait for answers, or for a processor, now and then), and of what a
+connection may send, if it had so long more to send."""
 MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
 """May who takes less than its share, and a sixteenth of that at least; if it takes all of it, so many times as much: it
 may have hung."""
@@ -46,7 +47,7 @@ KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
 SLOW_BYTES_PER_S = 1e6
 """A faster line has so many lanes that each message takes many round trips, by which bbr knows its share."""
-UNSENT_S, LEAST_UNSENT_BYTES = 0.1, 8 << 10
+UNSENT_S, LEAST_UNSENT_BYTES = 0.3, 16 << 10
 """So much a paced connection's kernel holds besides what is on its way."""
 LEAST_BYTES = 4 * 1448
 """What TCP sends in one go anyway counts for nothing."""
