@@ -48,8 +48,8 @@ class KeptBuffers:
         if num_bytes < UNIT_BYTES:
             return np.empty(num_bytes, np.uint8).data
         size = -(-num_bytes // UNIT_BYTES) * UNIT_BYTES
-        self._sort_in()
         with self._lock:
+            self._sort()
             start = self._kept.take(size)
             if start is None:
                 start = self._given_back.take(size)
@@ -62,8 +62,8 @@ class KeptBuffers:
 
     def give_back(self) -> None:
         """All that is free goes back to the system now."""
-        self._sort_in()
         with self._lock:
+            self._sort()
             while self._kept.total:
                 start, size = self._kept.take_largest()
                 self._goes_back(start, size)
@@ -76,14 +76,17 @@ class KeptBuffers:
         """What came back is free. Who cannot do it now leaves it to whoever is at it."""
         while self._coming_back and self._lock.acquire(blocking=False):
             try:
-                while self._coming_back:
-                    start, size = self._coming_back.popleft()
-                    if self._kept.total + size <= self._most_kept_bytes:
-                        self._kept.add(start, size)
-                    else:
-                        self._goes_back(start, size)
+                self._sort()
             finally:
                 self._lock.release()
+
+    def _sort(self) -> None:
+        while self._coming_back:
+            start, size = self._coming_back.popleft()
+            if self._kept.total + size <= self._most_kept_bytes:
+                self._kept.add(start, size)
+            else:
+                self._goes_back(start, size)
 
     def _goes_back(self, start: int, size: int) -> None:
         """To the system, which gives other pages when these are written to again."""

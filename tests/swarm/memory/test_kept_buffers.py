@@ -87,11 +87,12 @@ def test_threads_that_take_and_let_go_leave_everything_free() -> None:
     wrong = []
 
     def work(tag: int) -> None:
-        for _ in range(300):
+        for _ in range(1000):
             body = buffers.take(2 * UNIT_BYTES)
             body[0] = body[-1] = tag
             if body[0] != tag or body[-1] != tag:
                 wrong.append(tag)
+            del body  # or the thread would hold it until it has the next
 
     threads = [threading.Thread(target=work, args=(tag,)) for tag in range(4)]
     for thread in threads:
