@@ -85,7 +85,7 @@ class Joiners:
         self._passed_at = 0.0
         """When somebody was last passed."""
         self._owed_bytes = 0.0
-        """By so much who waited longest had less than `IN_ORDER_SHARE`."""
+        """By so much who waited longest had less than `IN_ORDER_SHARE`; less than none: more."""
 
     def turn_of_state(self, peer: PeerId, _: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
         """As `turn`, of a piece of a state."""
@@ -150,8 +150,8 @@ class Joiners:
         self._look_again()
 
     def _owe(self, num_bytes: float) -> None:
-        """So much more, or less, to who has waited longest; never more than a piece."""
-        self._owed_bytes = min(max(0.0, self._owed_bytes + num_bytes), PIECE_BYTES)
+        """So much more, or less, to who has waited longest; never more than a piece, either way."""
+        self._owed_bytes = min(max(-PIECE_BYTES, self._owed_bytes + num_bytes), PIECE_BYTES)
 
     @property
     def is_behind(self) -> bool:
@@ -189,10 +189,11 @@ class Joiners:
             self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
-        self._ahead_bytes += num_bytes - turn.num_bytes
+        more_bytes = num_bytes - turn.num_bytes
+        self._ahead_bytes += more_bytes
+        self._owe(more_bytes * (IN_ORDER_SHARE - turn.is_of_first))
         turn.num_bytes, turn.is_known = num_bytes, True
         self._gives(turn)
-        self._owe(num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
 
     def _is_ahead(self, turn: _Turn) -> bool:
         """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as
@@ -212,7 +213,7 @@ class Joiners:
 
         while waiting := list(filter(may_go, self._waiting)):
             first = min(waiting, key=self._rank)
-            is_owed = self._owed_bytes >= PIECE_BYTES
+            is_owed = self._owed_bytes > 0
             turn = waiting[0] if is_owed else first
             if self._is_ahead(first) or (self._is_narrow and self._waits(first)):
                 self._look_again()
@@ -228,6 +229,7 @@ class Joiners:
             turn.began_at = time.monotonic()
             turn.is_of_first = turn is waiting[0]
             self._ahead_bytes += turn.num_bytes
+            self._owe(turn.num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

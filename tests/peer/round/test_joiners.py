@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -358,6 +359,33 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
             crowd.ask(MEMBER, THIRD)
             await wait(0.0)
             assert crowd.under_way == [BACK, NEW, MEMBER, THIRD]
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> None:
+    """A newcomer's last part waited for two minutes, until a whole piece was owed."""
+
+    async def main() -> None:
+        part_bytes, wanted = PIECE_BYTES // 4, PIECE_BYTES / 8
+        crowd = Crowd(FakeSteps(), num_bytes=part_bytes)
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted)
+        crowd.ask(MEMBER, MEMBER, NEW, NEW)
+        went: list[PeerId] = []
+        for _ in range(int(40 * part_bytes / (wanted / 2) / LOOK_S)):
+            clock.now += LOOK_S
+            while crowd.under_way:
+                peer = crowd.under_way[0]
+                went.append(peer)
+                crowd.ask(peer)
+                await crowd.end_one_of(peer)
+            crowd.joiners._begin()
+            await settled()
+        assert len(went) >= 30
+        assert IN_ORDER_SHARE / 2 <= went.count(NEW) / len(went) <= IN_ORDER_SHARE * 1.5
+        at = [number for number, peer in enumerate(went) if peer == NEW]
+        assert max(after - before for before, after in pairwise(at)) <= 6
         await crowd.over()
 
     asyncio.run(main())
