@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -70,7 +70,6 @@ class Joiners:
         self._steps = steps
         self._lanes = lanes
         self._wanted = wanted
-        self._busy: Counter[PeerId] = Counter()
         self._waiting: list[_Turn] = []
         self._going: list[_Turn] = []
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
@@ -80,8 +79,6 @@ class Joiners:
         """Members, by versions."""
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
-        self._taking = Counter[PeerId]()
-        """Such parts under way."""
         self._passed_at = 0.0
         """When somebody was last passed."""
         self._owed_bytes = 0.0
@@ -108,8 +105,6 @@ class Joiners:
                     self._is_known(turn, 0)
                 self._gives(turn)
                 self._going.remove(turn)
-                self._busy -= Counter([peer])  # which forgets whoever has none
-                self._taking -= Counter([peer] * turn.is_back)
             self._begin()
 
     def turned(self, event: VersionTurned) -> None:
@@ -121,7 +116,8 @@ class Joiners:
 
     def comes_back(self, peer: PeerId, *, within_s: float = TAKES_S) -> bool:
         """Whether somebody who was a member lately takes results at the moment."""
-        return self._taking[peer] > 0 or time.monotonic() < self._took_at.get(peer, -math.inf) + within_s
+        is_taking = any(turn.is_back and turn.peer == peer for turn in self._going)
+        return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + within_s
 
     @property
     def _is_narrow(self) -> bool:
@@ -181,7 +177,10 @@ class Joiners:
     def _rank(self, turn: _Turn) -> tuple[bool, bool, int]:
         """Whose is lowest goes first."""
         asks_to_join = not turn.is_of_state and turn.peer in self._steps.joining
-        return (not self._is_back(turn), not asks_to_join, self._busy[turn.peer])
+        return (not self._is_back(turn), not asks_to_join, self._num_going(turn.peer))
+
+    def _num_going(self, peer: PeerId) -> int:
+        return sum(turn.peer == peer for turn in self._going)
 
     def _gives(self, turn: _Turn) -> None:
         """An answer whose length is known goes, or has gone."""
@@ -209,7 +208,7 @@ class Joiners:
         most = self._lanes()
 
         def may_go(turn: _Turn) -> bool:
-            return not turn.place.done() and (not self._busy[turn.peer] or self._busy.total() < most)
+            return not turn.place.done() and (len(self._going) < most or not self._num_going(turn.peer))
 
         while waiting := list(filter(may_go, self._waiting)):
             first = min(waiting, key=self._rank)
@@ -222,8 +221,6 @@ class Joiners:
                 self._pass(first)
                 return
             turn.is_back = self._is_back(turn)
-            self._taking += Counter([turn.peer] * turn.is_back)
-            self._busy[turn.peer] += 1
             self._waiting.remove(turn)
             self._going.append(turn)
             turn.began_at = time.monotonic()

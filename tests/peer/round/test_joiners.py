@@ -140,7 +140,7 @@ def test_joiners_share_the_lanes_of_one(clock: Clock) -> None:
             await crowd.end_one_of(NEW)
         assert (crowd.under_way.count(NEW), crowd.under_way.count(BACK)) == (2, 2), "the next is whose fewest go"
         await crowd.over()
-        assert not crowd.joiners._busy
+        assert not crowd.joiners._going
         assert not crowd.joiners._waiting
 
     asyncio.run(main())
@@ -518,6 +518,6 @@ def test_who_goes_while_it_waits_keeps_nobody_from_its_place(clock: Clock) -> No
         assert waiting.cancelled()
         assert not last.done()
         await crowd.over()
-        assert not crowd.joiners._busy
+        assert not crowd.joiners._going
 
     asyncio.run(main())
