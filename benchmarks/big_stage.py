@@ -112,7 +112,7 @@ class Watched:
     newcomer_s: float | None
     """From its admission to the roster that names it; None where none came in time."""
     results: list[Result]
-    fetched: list["Fetched"]
+    fetched: list[Fetched]
     peak_bytes: Sequence[int]
     """Of memory, the most that each of the founders held with its p2pd."""
     replicas_equal: bool

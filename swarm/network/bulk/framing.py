@@ -10,6 +10,7 @@ canonical MessagePack; a reply that is an error has meta {"kind", "message"} and
 import asyncio
 import contextlib
 import enum
+import fcntl
 import math
 import struct
 import termios
@@ -21,7 +22,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.transfers import Transfer, shared_longest_s
 from swarm.memory.kept_buffers import BUFFERS
 from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket
-from swarm.network.bulk.sockets import Sending, Stream, queued_bytes, receive, receive_into
+from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_METHOD_BYTES,
@@ -37,6 +38,7 @@ WORTH_WATCHING_BYTES = 64 << 10
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
+_INT = struct.Struct("i")
 
 
 class Status(enum.IntEnum):
@@ -252,13 +254,22 @@ async def reply_head_after(
 def waiting_bytes(stream: Stream) -> int:
     """That have come and were not asked for yet."""
     held = stream.held_bytes if isinstance(stream, SealedSocket) else 0
-    return held + queued_bytes(stream, termios.FIONREAD)
+    return held + _queued(stream, termios.FIONREAD)
 
 
 def unsent_bytes(stream: Stream) -> int:
     """That were taken to be sent, and that the other end (of p2pd's socket: p2pd) does not have."""
     held = stream.unsent_bytes if isinstance(stream, SealedSocket) else 0
-    return held + queued_bytes(stream, termios.TIOCOUTQ)
+    return held + _queued(stream, termios.TIOCOUTQ)
+
+
+def _queued(stream: Stream, request: int) -> int:
+    """In the kernel's queue; 0 where it does not say."""
+    try:
+        (num_bytes,) = _INT.unpack(fcntl.ioctl(stream.fileno(), request, _INT.pack(0)))
+    except (OSError, ValueError):  # closed meanwhile
+        return 0
+    return int(num_bytes)
 
 
 def _check_head(magic: int, meta_bytes: int) -> None:

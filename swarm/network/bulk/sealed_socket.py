@@ -11,7 +11,6 @@ import contextlib
 import math
 import socket
 import struct
-import termios
 from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
@@ -19,7 +18,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from swarm.network.bulk.sockets import queued_bytes
 from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, Tcp, set_pace, tcp_of
 
 SECRET_BYTES = 32
@@ -69,11 +67,6 @@ class SealedSocket:
         return len(self._unsent) - self._unsent_plain if self._unsent else 0
 
     @property
-    def waiting_bytes(self) -> int:
-        """As in `PacedStream`."""
-        return queued_bytes(self._connection, termios.TIOCOUTQ)
-
-    @property
     def tcp(self) -> Tcp:
         """As in `PacedStream`."""
         return tcp_of(self._connection)
@@ -107,14 +100,10 @@ class SealedSocket:
         """
         if not self._unsent:
             self._seal(buffers)
-        is_long = self._unsent_plain >= LEAST_BYTES
-        if is_long:
-            UPLINK.took(self, 0)  # it has its pace before it begins
+        if self._unsent_plain >= LEAST_BYTES:
+            UPLINK.sends(self)
         while self._unsent:
-            num_bytes = self._connection.send(self._unsent)
-            self._unsent = self._unsent[num_bytes:]
-            if is_long:
-                UPLINK.took(self, num_bytes)
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
         _give_back(self._outgoing)
         self._outgoing = None
         return self._unsent_plain

@@ -4,17 +4,13 @@ p2pd passes 32 KiB at a time. What waits for a whole body here is woken once, at
 """
 
 import asyncio
-import fcntl
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 _SEND_BUFFER_BYTES = 1 << 20
 _WORTH_ASKING_BYTES = 1 << 15
 """After less than what p2pd passes at a time, there is nothing more to receive for now."""
-
-_INT = struct.Struct("i")
 
 
 class Stream(Protocol):
@@ -212,12 +208,3 @@ def is_quiet(connection: Stream) -> bool:
     except OSError:
         return False
     return False
-
-
-def queued_bytes(stream: Stream, request: int) -> int:
-    """In the kernel's queue (`termios.FIONREAD`, `TIOCOUTQ`: until they are acknowledged); 0 where it does not say."""
-    try:
-        (num_bytes,) = _INT.unpack(fcntl.ioctl(stream.fileno(), request, _INT.pack(0)))
-    except (OSError, ValueError):  # closed meanwhile
-        return 0
-    return int(num_bytes)

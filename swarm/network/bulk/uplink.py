@@ -24,8 +24,9 @@ from weakref import WeakKeyDictionary
 
 _SO_MAX_PACING_RATE = 47
 """Linux; Python has no name for it."""
-_TCP_INFO = struct.Struct("100xI40xI8xI")
-"""Of Linux's `struct tcp_info`: segments sent again, bytes that were not sent yet, all segments with data."""
+_TCP_INFO = struct.Struct("=24xI72xI16xQ16xI8xI")
+"""Of Linux's `struct tcp_info`: segments under way, segments sent again, bytes acknowledged, bytes that were not sent
+yet, all segments with data."""
 LOOK_S = 0.05
 WINDOW_S = 3.0
 """While something goes; in which the queue's 0.2 s, whose packets may have been sent before, are little."""
@@ -54,19 +55,22 @@ LEAST_BYTES = 4 * 1448
 
 
 class Tcp(NamedTuple):
-    """Of a connection: data segments sent again, and all, since its beginning; bytes that have not been sent yet."""
+    """Of a connection, since its beginning: data segments sent again, and all; bytes that have come through. And now:
+    segments that are under way, bytes that have not been sent yet."""
 
     again: int = 0
     all: int = 0
+    acknowledged_bytes: int = 0
+    under_way: int = 0
     unsent_bytes: int = 0
+
+    @property
+    def is_sending(self) -> bool:
+        return bool(self.under_way or self.unsent_bytes)
 
 
 class PacedStream(Protocol):
     """One of those that share the uplink."""
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Ciphertext that was taken to be sent, and that the other end does not have."""
 
     @property
     def tcp(self) -> Tcp: ...
@@ -79,7 +83,6 @@ class _Seen:
     """Of a stream, when last looked; and of this window."""
 
     tcp: Tcp
-    waiting_bytes: int = 0
     pace: float = math.inf
     again: int = 0
     all: int = 0
@@ -88,20 +91,20 @@ class _Seen:
     moved: int = 0
     allowed: float = 0.0
 
-    def looked(self, waiting_bytes: int, tcp: Tcp, after_s: float) -> int:
+    def looked(self, tcp: Tcp, after_s: float) -> int:
         """Bytes that have come through since."""
-        moved = max(0, self.waiting_bytes - waiting_bytes)
+        moved = max(0, tcp.acknowledged_bytes - self.tcp.acknowledged_bytes)
         if self.tcp.unsent_bytes and tcp.unsent_bytes:
             self.more_s += after_s
             self.moved += moved
             self.allowed += self.pace * after_s
         self.again += max(0, tcp.again - self.tcp.again)
         self.all += max(0, tcp.all - self.tcp.all)
-        self.waiting_bytes, self.tcp = waiting_bytes, tcp
+        self.tcp = tcp
         return moved
 
     def of_next_window(self) -> "_Seen":
-        return _Seen(self.tcp, self.waiting_bytes, self.pace)
+        return _Seen(self.tcp, self.pace)
 
     @property
     def is_known(self) -> bool:
@@ -140,15 +143,14 @@ class Uplink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looked_at = 0.0
 
-    def took(self, stream: PacedStream, num_bytes: int) -> None:
-        """The kernel has taken so much of a long record."""
-        if stream not in self._sending:
-            self._sending.add(stream)
-            tcp = stream.tcp
-            seen = self._seen.setdefault(stream, _Seen(tcp))
-            seen.tcp, seen.waiting_bytes = tcp._replace(unsent_bytes=0), 0  # it begins within a look
-            self._share()
-        self._seen[stream].waiting_bytes += num_bytes
+    def sends(self, stream: PacedStream) -> None:
+        """Some of a long record, now."""
+        if stream in self._sending:
+            return
+        self._sending.add(stream)
+        tcp = stream.tcp
+        self._seen.setdefault(stream, _Seen(tcp)).tcp = tcp
+        self._share()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._looked_at = loop, loop.time()
@@ -169,8 +171,8 @@ class Uplink:
         after_s, self._looked_at = now - self._looked_at, now
         for stream in list(self._sending):
             seen = self._seen[stream]
-            moved += seen.looked(stream.waiting_bytes, stream.tcp, after_s)
-            if not seen.waiting_bytes:
+            moved += seen.looked(stream.tcp, after_s)
+            if not seen.tcp.is_sending:
                 self._sending.remove(stream)
                 stream.pace(self._budget)
         if not self._sending:
@@ -251,6 +253,6 @@ def tcp_of(connection: socket.socket) -> Tcp:
     """Of a TCP connection; nothing where the system does not say."""
     with contextlib.suppress(OSError, AttributeError, struct.error):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        again, unsent_bytes, all_segments = _TCP_INFO.unpack(info)
-        return Tcp(again, all_segments, unsent_bytes)
+        under_way, again, acknowledged_bytes, unsent_bytes, all_segments = _TCP_INFO.unpack(info)
+        return Tcp(again, all_segments, acknowledged_bytes, under_way, unsent_bytes)
     return Tcp()
