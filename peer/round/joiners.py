@@ -79,6 +79,8 @@ class Joiners:
         """Members, by versions."""
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
+        self._back_at: dict[PeerId, float] = {}
+        """When who was a member lately will lack nothing, as it said when it last asked."""
         self._passed_at = 0.0
         """When somebody was last passed."""
         self._owed_bytes = 0.0
@@ -89,9 +91,14 @@ class Joiners:
         return self.turn(peer, is_of_state=True)
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId, *, is_of_state: bool = False) -> AsyncIterator[Callable[[int], None]]:
-        """Whose answer goes next; gives what is to be told how long that is."""
+    async def turn(
+        self, peer: PeerId, *, is_of_state: bool = False, rest_s: float = 0.0
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """Whose answer goes next; gives what is to be told how long that is. `rest_s`: seconds until its peer
+        lacks nothing more, by its word."""
         turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
+        if self._is_back(turn):
+            self._back_at[peer] = time.monotonic() + rest_s
         self._waiting.append(turn)
         self._begin()
         try:
@@ -112,12 +119,17 @@ class Joiners:
         self._lately.append(event.chain.members)
         known = set().union(*self._lately)
         self._took_at = {peer: at for peer, at in self._took_at.items() if peer in known}
+        self._back_at = {peer: at for peer, at in self._back_at.items() if peer in known}
         self._begin()
 
-    def comes_back(self, peer: PeerId, *, within_s: float = TAKES_S) -> bool:
-        """Whether somebody who was a member lately takes results at the moment."""
+    def comes_back(self, peer: PeerId, *, within_s: float) -> bool:
+        """Whether somebody who was a member lately takes results at the moment, and has all in time by its own word."""
+        return self._takes(peer, TAKES_S) and self._back_at.get(peer, -math.inf) <= time.monotonic() + within_s
+
+    def _takes(self, peer: PeerId, asks_again_s: float) -> bool:
+        """Whether somebody who was a member lately takes results, or took one not longer ago."""
         is_taking = any(turn.is_back and turn.peer == peer for turn in self._going)
-        return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + within_s
+        return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + asks_again_s
 
     @property
     def _is_narrow(self) -> bool:
@@ -136,7 +148,7 @@ class Joiners:
         """Whether others come first that have no answer waiting: one of theirs is under way all the time."""
         if self._is_back(turn) or not self._is_narrow:
             return False
-        return any(self.comes_back(peer, within_s=ASKS_S) for peer in self._took_at if peer != turn.peer)
+        return any(self._takes(peer, ASKS_S) for peer in self._took_at if peer != turn.peer)
 
     def _pass(self, turn: _Turn) -> None:
         """What the others leave of what is theirs is owed as well: their own lines may be slow."""

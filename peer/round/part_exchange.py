@@ -109,14 +109,15 @@ class PartExchange:
     def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
         """At once for members, of a round that is under way or the last one, if they took part in it: the others wait
         for them. Who missed it has its result in its turns."""
-        step = Step(Fields("part request", request.meta).integer("step"))
+        fields = Fields("part request", request.meta)
+        step, rest_s = Step(fields.integer("step")), fields.number("rest_s") if fields.optional("rest_s") else 0.0
         held = self._context.results.get(step)
         took_part = (
             held is None or sender in held[0].roster.reducers or held[0].roster.contribution_of(sender) is not None
         )
         if sender in self._steps.chain.members and took_part and int(step) >= self._steps.version - 1:
             return contextlib.nullcontext(lambda _: None)
-        return self.joiners.turn(sender)
+        return self.joiners.turn(sender, rest_s=rest_s)
 
     # -- the own contribution -----------------------------------------------------------------------------
 

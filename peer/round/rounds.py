@@ -104,7 +104,7 @@ class StageRounds:
             self.turns,
             self.neighbours,
             self.is_closed_before,
-            parts.joiners.comes_back,
+            lambda peer: parts.joiners.comes_back(peer, within_s=self.taking.phase.seconds),
         )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)

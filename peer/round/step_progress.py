@@ -48,10 +48,10 @@ class ProgressCalls:
         turns: Turns,
         neighbours: Callable[[], set[PeerId]],
         is_closed_before: Callable[[Step], bool],
-        comes_back: Callable[[PeerId], bool],
+        will_be_back: Callable[[PeerId], bool],
     ) -> None:
         """`neighbours`: live peers of the stages beside this one. `is_closed_before`: whether the stage before takes no
-        more of a step. `comes_back`: whether somebody is about to be at the stage's step."""
+        more of a step. `will_be_back`: whether somebody will be at the stage's step within a phase of its round."""
         self._steps = steps
         self._context = steps.context
         self._presence = presence
@@ -59,7 +59,7 @@ class ProgressCalls:
         self._turns = turns
         self._neighbours = neighbours
         self._is_closed_before = is_closed_before
-        self._comes_back = comes_back
+        self._will_be_back = will_be_back
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -245,6 +245,6 @@ class ProgressCalls:
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
         unheard = [
-            peer for peer in steps.chain.members if not state.progress.has_heard(peer) and not self._comes_back(peer)
+            peer for peer in steps.chain.members if not state.progress.has_heard(peer) and not self._will_be_back(peer)
         ]
         return machine.close(reason=reason, joins=joins, neighbours=drawn, unheard=unheard, view=machine.view, now=now)

@@ -197,9 +197,10 @@ async def fetch_parts(
     *,
     largest_bytes: int,
     keep: Callable[[memoryview], Bytes],
+    rest_s: Callable[[], float],
 ) -> None:
     """The bytes of parts of a step's result, `named` by digest, each checked, from several donors at once; those `held`
-    are not fetched again.
+    are not fetched again. `rest_s`: what donors are told of how long all that are not held will take.
 
     What comes is put there, as `keep` keeps it, and stays if the rest does not come. A donor that fails, or gives other
     bytes, is asked no more. Raises the last donor's TransientError or RemoteError.
@@ -208,7 +209,7 @@ async def fetch_parts(
 
     async def fetch(donor: PeerId, piece: tuple[int, bytes]) -> int:
         index, wanted = piece
-        meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted}
+        meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted, "rest_s": rest_s()}
         try:
             reply = await transport.call(
                 donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes

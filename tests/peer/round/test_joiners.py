@@ -90,6 +90,8 @@ class Crowd:
     bytes_to: dict[PeerId, int] = field(default_factory=dict)
     """Of an answer to these."""
     are_of_states: bool = False
+    rest_s: float = 0.0
+    """As those who ask say."""
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Crowd:
         await settled()
 
     async def _hold(self, peer: PeerId) -> None:
-        async with self.joiners.turn(peer, is_of_state=self.are_of_states) as goes:
+        async with self.joiners.turn(peer, is_of_state=self.are_of_states, rest_s=self.rest_s) as goes:
             if num_bytes := self.bytes_to.get(peer, self.num_bytes):
                 goes(num_bytes)
             event = asyncio.Event()
@@ -251,19 +253,35 @@ def test_what_goes_beside_an_answer_to_who_was_cut_off_is_a_share_and_not_half(c
 def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps())
-        assert not crowd.joiners.comes_back(MEMBER)
+        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
         crowd.ask(MEMBER, MEMBER, NEW)
         await settled()
         clock.now += 2 * TAKES_S
-        assert crowd.joiners.comes_back(MEMBER), "on a slow line an answer is long on its way"
-        assert not crowd.joiners.comes_back(BACK)
-        assert not crowd.joiners.comes_back(NEW), "who joins is waited for by nobody"
+        assert crowd.joiners.comes_back(MEMBER, within_s=0.0), "on a slow line an answer is long on its way"
+        assert not crowd.joiners.comes_back(BACK, within_s=0.0)
+        assert not crowd.joiners.comes_back(NEW, within_s=0.0), "who joins is waited for by nobody"
         for _ in range(2):
             await crowd.end_one_of(MEMBER)
         clock.now += TAKES_S / 2
-        assert crowd.joiners.comes_back(MEMBER), "it may ask for the next"
+        assert crowd.joiners.comes_back(MEMBER, within_s=0.0), "it may ask for the next"
         clock.now += TAKES_S
-        assert not crowd.joiners.comes_back(MEMBER)
+        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_who_lacks_too_much_to_be_back_in_time_is_not_waited_for(clock: Clock) -> None:
+    async def main() -> None:
+        crowd = Crowd(FakeSteps(), rest_s=100.0)
+        crowd.ask(MEMBER)
+        await settled()
+        assert not crowd.joiners.comes_back(MEMBER, within_s=30.0)
+        clock.now += 70.0
+        assert crowd.joiners.comes_back(MEMBER, within_s=30.0)
+        crowd.ask(MEMBER)
+        await settled()
+        assert not crowd.joiners.comes_back(MEMBER, within_s=30.0), "it has fallen behind what it said"
         await crowd.over()
 
     asyncio.run(main())
@@ -275,7 +293,7 @@ def test_who_asks_for_what_nobody_has_keeps_nobody_waiting(clock: Clock) -> None
         crowd.ask(MEMBER)
         await settled()
         await crowd.end_one_of(MEMBER)
-        assert not crowd.joiners.comes_back(MEMBER)
+        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
         crowd.ask(NEW)
         clock.now += LOOK_S
         crowd.joiners._begin()
@@ -292,7 +310,7 @@ def test_who_takes_a_state_is_not_about_to_be_back(clock: Clock) -> None:
         crowd.ask(MEMBER)
         await settled()
         assert crowd.under_way == [MEMBER]
-        assert not crowd.joiners.comes_back(MEMBER)
+        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
         await crowd.over()
 
     asyncio.run(main())

@@ -11,11 +11,13 @@ from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.step_state import StepParts
 from peer.state import catch_up
 from peer.state.catch_up import JOIN, PAUSE_S, CatchUp
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
 from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import bytes_per_s
 from swarm.host_protocol import RESULTS
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
@@ -287,6 +289,43 @@ def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
 
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert ended[0] <= run.settings.deadlines.call_s + 1.0
+
+
+def test_donors_are_told_how_long_the_rest_takes() -> None:
+    """By the slowest line that the run assumes, at first, and then by what has come."""
+    run, (done,) = stage_that_made(1)
+    donor, part_s, num_parts = run.peers[0][0], 3.0, 8
+    bodies = {bulk_digest(body): body for body in (bytes([index]) for index in range(num_parts))}
+    largest_bytes = run.replicas[0][0].parts().result_bytes(0)
+    assumed_s = num_parts * largest_bytes / bytes_per_s(run.settings.deadlines.least_mbit)
+    told: list[tuple[float, float]] = []
+    ended: list[float] = []
+
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs = network.transport(ME), network.transport(donor)
+        loop, line = asyncio.get_running_loop(), asyncio.Lock()
+        steps = steps_at(run, done.chain, open_step=lambda step: None)
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            fields = Fields("request", request.meta)
+            told.append((loop.time(), fields.number("rest_s")))
+            async with line:
+                await asyncio.sleep(part_s)
+            return Message({}, bodies[fields.octets("digest", length=32)])
+
+        theirs.serve(PART_BYTES, on_part, max_body_bytes=0)
+        named = {digest: index for index, digest in enumerate(bodies)}
+        await with_donor(steps, mine, donor.peer_id, cast(Any, None))._fetch_parts(donor.peer_id, Step(0), named)
+        ended.append(loop.time())
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(catch_up, "PARTS_LOOKED_AT", 1)
+        run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert len(told) == num_parts
+    assert told[0][1] == pytest.approx(assumed_s)
+    for at, rest_s in told[num_parts // 2 :]:
+        assert rest_s == pytest.approx(ended[0] - at, rel=0.1)
 
 
 def test_where_the_stage_is_counts_by_members_words_and_anew_when_it_goes_back() -> None:
