@@ -464,18 +464,22 @@ class VirtualSwarm:
             if not held:
                 return float("nan")
             found.append(max(held, key=lambda replica: int(replica.version)))
-        models = [replica.model for replica in found]
         for version in sorted({version for _, version in self.seen.weights}):
             both = [self.seen.weights.get((stage, version)) for stage in (0, 1)]
             if both[0] is not None and both[1] is not None:
-                self.seen.losses[version] = self._loss_of(models, [both[0], both[1]])
-        return self._loss_of(models, [replica.state.weights for replica in found])
+                self.seen.losses[version] = self._loss_of([both[0], both[1]])
+        return self._loss_of([replica.state.weights for replica in found])
 
-    def _loss_of(self, models: Sequence[StageModel], weights: Sequence[NDArray[np.float32]]) -> float:
-        first, last = (model.weights(np.array(flat)) for model, flat in zip(models, weights, strict=True))
+    @once
+    def _models(self) -> list[StageModel]:
+        """That compute all samples at once, where peers' may compute few."""
+        return [StageModel(self.run.settings.model, stage) for stage in (0, 1)]
+
+    def _loss_of(self, weights: Sequence[NDArray[np.float32]]) -> float:
+        first, last = (model.weights(np.array(flat)) for model, flat in zip(self._models, weights, strict=True))
         tokens_BL, targets_BL = self.held_out
-        y_BLD, _ = models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
-        loss_sum, num_targets, _ = models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
+        y_BLD, _ = self._models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
+        loss_sum, num_targets, _ = self._models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
         return loss_sum / num_targets
 
     @once
