@@ -10,8 +10,9 @@ no single one's word is taken for it, nor keeps the host from seeing where it st
 """
 
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from bootstrap.round.asking import of_each
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 3
 """After so many leases in which a round is under way those who answer go on, however many say that they vote."""
+LOOKS = 3
+"""In a lease: each asks every member twice, and most have a full line and a round under way."""
 VIEWS_APART = 64
 """A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
 
@@ -81,6 +84,7 @@ class LostQuorum:
         self._own_log = own_log
         self._follow = follow
         self._quiet_since = time.monotonic()
+        self._looked_at = -math.inf
         self._closing_since: tuple[int, float] | None = None
         """The version whose round was first found under way, and when: its work may have taken any time."""
         self._answers: dict[PeerId, tuple[float, bool]] = {}
@@ -96,9 +100,10 @@ class LostQuorum:
 
     async def mend(self, members: list[PeerId]) -> Reconfiguration | None:
         """If the stage is silent and too few of its voters answer, have the others go on."""
-        quiet_s = time.monotonic() - self._quiet_since
-        if quiet_s < self._lease_s:
+        now = time.monotonic()
+        if now < max(self._quiet_since + self._lease_s, self._looked_at + self._lease_s / LOOKS):
             return None
+        self._looked_at = now
         said = await of_each(members, self._standing)
         place = await self._place(said)
         there = {peer: standing for peer, standing in said.items() if standing.place == place}
@@ -110,7 +115,7 @@ class LostQuorum:
         closing_s = time.monotonic() - self._closing_since[1]
         view = _view_of(there, basis)
         weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
-        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, basis)))
+        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, basis, said)))
         live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
         leaders = basis.leaders(Step(version))
         deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
@@ -176,12 +181,12 @@ class LostQuorum:
         fields.done()
         return Standing(Place(version, basis), view, closing)
 
-    async def _votes(self, peer: PeerId, basis: RoundBasis) -> bool:
+    async def _votes(self, peer: PeerId, basis: RoundBasis, said: Collection[PeerId]) -> bool:
         """Whether the voter votes in the round: not if it was started again in it, except under other voters. Raises
         RemoteError for a member that has gone to another stage."""
         if peer == self._host:
             return not self._own_log.is_silent(basis.name)
-        if peer in basis.members:
+        if peer in basis.members and peer not in said:
             await self._standing(peer)
         asked = Message({"name": basis.name})
         reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._call_s, max_body_bytes=0)

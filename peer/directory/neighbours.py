@@ -7,6 +7,7 @@ long before its lease runs out.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -24,9 +25,11 @@ log = logging.getLogger(__name__)
 
 WATCH = "watch"
 WATCH_S = 20.0
-LOOKUP_EVERY_S, LONGEST_LOOKUP_S, LOOKUPS_A_STEP = 1.0, 5.0, 20
+LOOKUP_EVERY_S, LONGEST_LOOKUP_S, LOOKUPS_A_STEP = 1.0, 20.0, 10
 """A look into the directory asks several peers for the records of all: where steps take minutes, one each second took a
-tenth of a line of 1 Mbit/s."""
+tenth of a line of 1 Mbit/s, and one each five seconds a twentieth."""
+LONGEST_LEASE_S, LEASES_A_STEP = 60.0, 4
+"""Of this peer's own record: to store it is to ask as many. Whoever is watched is known to be gone at once."""
 LONGEST_RETRY_S = 8.0
 
 
@@ -111,22 +114,32 @@ class Neighbours:
         addresses: list[Value] = [*self._transport.addresses()[:MAX_ADDRESSES]]
         fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version()), **self._more_to_say()}
         topic = stage_topic(self._run_id, self._stage)
-        await self._directory.publish(topic, fields, ttl_s=self._settings.deadlines.lease_s)
+        await self._directory.publish(topic, fields, ttl_s=self._lease_s)
+
+    @property
+    def _lease_s(self) -> float:
+        usual_s = (self._usual_s() or 0.0) / LEASES_A_STEP
+        return max(self._settings.deadlines.lease_s, min(LONGEST_LEASE_S, usual_s))
 
     async def _announce(self) -> None:
         while True:
             if not self.leaving:
                 with contextlib.suppress(TransientError):
                     await self.announce_once()
-            await asyncio.sleep(self._settings.deadlines.lease_s / 3)
+            await asyncio.sleep(self._lease_s / 3)
 
     async def _follow(self, stage: StageIndex) -> None:
+        """Whoever was found and is not watched is tried again until the next look."""
+        found: dict[PeerId, dict[str, Value]] = {}
+        looked_at = -math.inf
         watched = self._watched.setdefault(stage, {})
         while True:
-            found = {}
-            with contextlib.suppress(TransientError):
-                found = await self._directory.lookup(stage_topic(self._run_id, stage))
             now = time.monotonic()
+            if now >= looked_at + self._pause_s(stage):
+                looked_at = now
+                with contextlib.suppress(TransientError):
+                    found = await self._directory.lookup(stage_topic(self._run_id, stage))
+                now = time.monotonic()
             room = self._settings.limits.max_peers_per_stage - sum(not task.done() for task in watched.values())
             # Those first who have answered, or were never asked: who is nowhere takes no place from them.
             for peer, fields in sorted(found.items(), key=lambda one: self._misses.get(one[0], 0)):
@@ -139,7 +152,7 @@ class Neighbours:
                 del watched[gone]
                 self._misses.pop(gone, None)
                 self._retry_at.pop(gone, None)
-            await asyncio.sleep(self._pause_s(stage))
+            await asyncio.sleep(LOOKUP_EVERY_S)
 
     def _pause_s(self, stage: StageIndex) -> float:
         """A small share of a step; but hops wait for a peer of a stage beside this one of which nobody is known."""

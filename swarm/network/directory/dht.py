@@ -171,12 +171,9 @@ class DHTDirectory:
         hivemind's own `get` merges what strangers answer before it checks the form of all of it, and stops at the first
         dictionary that claims to be the newest; here one honest holder is enough.
         """
-        protocol = self._node.protocol
-        own = protocol.storage.get(key)
+        own = self._node.protocol.storage.get(key)
         dictionaries = [own.value] if own is not None else []
-        nearest = await self._node.find_nearest_nodes([key], k_nearest=_NUM_ASKED, exclude_self=True)
-        found = await asyncio.gather(*(protocol.call_find(peer, [key]) for peer in nearest[key].values()))
-        dictionaries += [answer[key][0].value for answer in found if answer and answer.get(key, (None,))[0] is not None]
+        dictionaries += await self._node.held_under(key, _NUM_ASKED)
         values = []
         for dictionary in dictionaries:
             if isinstance(dictionary, DictionaryDHTValue):

@@ -7,6 +7,7 @@ one that was given up, as every one is that takes too long.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from itertools import islice
+from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
@@ -39,9 +40,9 @@ class SearchingNode(DHTNode):  # type: ignore[misc]
         most = size if k_nearest is None else k_nearest
 
         async def search(query: DHTID) -> dict[DHTID, PeerID]:
-            nearest, asked = await self._nearest(query, known, max(size, most))
+            nearest, held = await self._nearest(query, known, max(size, most))
             if found_callback is not None:
-                await found_callback(query, nearest, asked)
+                await found_callback(query, nearest, {self.node_id, *held})
             if not exclude_self:
                 known[self.node_id] = self.peer_id
                 nearest = sorted([*nearest, self.node_id], key=query.xor_distance)
@@ -49,24 +50,35 @@ class SearchingNode(DHTNode):  # type: ignore[misc]
 
         return dict(zip(queries, await asyncio.gather(*map(search, queries)), strict=True))
 
-    async def _nearest(self, query: DHTID, known: dict[DHTID, PeerID], beam: int) -> tuple[list[DHTID], set[DHTID]]:
-        """The `beam` nearest nodes of which anybody tells, and those that were asked. Adds to what is `known`."""
-        asked: set[DHTID] = {self.node_id}
-        questions: set[asyncio.Task[dict[DHTID, tuple[object, dict[DHTID, PeerID]]] | None]] = set()
+    async def held_under(self, key: DHTID, most: int) -> list[object]:
+        """What up to so many of the nodes nearest to `key` hold there: who is asked who is near says so as well."""
+        size, table = self.protocol.bucket_size, self.protocol.routing_table
+        known = self._filter_blacklisted(dict(table.get_nearest_neighbors(key, size, self.node_id)))
+        _, held = await self._nearest(key, known, max(size, most))
+        return [held[node].value for node in sorted(held, key=key.xor_distance)[:most] if held[node] is not None]
+
+    async def _nearest(
+        self, query: DHTID, known: dict[DHTID, PeerID], beam: int
+    ) -> tuple[list[DHTID], dict[DHTID, Any]]:
+        """The `beam` nearest nodes of which anybody tells, and what those that were asked hold under `query`; None of
+        who does not answer. Adds to what is `known`."""
+        held: dict[DHTID, Any] = {}
+        questions: dict[asyncio.Task[dict[DHTID, tuple[Any, dict[DHTID, PeerID]]] | None], DHTID] = {}
         try:
             while True:
                 nearest = sorted(known.keys() - {self.node_id}, key=query.xor_distance)[:beam]
-                room = min(self.num_workers - len(questions), MOST_ASKED - len(asked))
-                for node in islice((one for one in nearest if one not in asked), max(0, room)):
-                    asked.add(node)
-                    questions.add(asyncio.create_task(self._call_find_with_blacklist(known[node], [query])))
+                room = min(self.num_workers - len(questions), MOST_ASKED - 1 - len(held))
+                for node in islice((one for one in nearest if one not in held), max(0, room)):
+                    held[node] = None
+                    questions[asyncio.create_task(self._call_find_with_blacklist(known[node], [query]))] = node
                 if not questions:
-                    return nearest, asked
-                answered, questions = await asyncio.wait(questions, return_when=asyncio.FIRST_COMPLETED)
+                    return nearest, held
+                answered, _ = await asyncio.wait(questions, return_when=asyncio.FIRST_COMPLETED)
                 for question in answered:
-                    for _, told in (question.result() or {}).values():
-                        for node, peer in islice(told.items(), self.protocol.bucket_size):
-                            known.setdefault(node, peer)  # nobody says where a node is that is known
+                    asked, answer = questions.pop(question), question.result() or {}
+                    held[asked], told = answer.get(query, (None, {}))
+                    for node, peer in islice(told.items(), self.protocol.bucket_size):
+                        known.setdefault(node, peer)  # nobody says where a node is that is known
         finally:
             for question in questions:
                 question.cancel()

@@ -54,6 +54,7 @@ class SilentStage:
         self._folder, self._liars = folder, liars
         self._network = MemoryNetwork(random.Random(0), delay_s=0.0, loss=0.0)
         self.told: dict[PeerId, Reconfiguration] = {}
+        self.num_asked = 0
         for number, member in enumerate(MEMBERS):
             if number not in dead:
                 self._serve(member, started_again=number in started_again)
@@ -75,6 +76,7 @@ class SilentStage:
         WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
 
         async def on_standing(sender: PeerId, request: Message) -> Message:
+            self.num_asked += 1
             version, basis = MADE_UP if MEMBERS.index(member) in self._liars else TRUE
             view = 1 << 20 if MEMBERS.index(member) in self._liars else 3
             return Message({"version": version, "view": view, "closing": True, "basis": basis.to_value()})
@@ -92,12 +94,14 @@ class SilentStage:
 
     def forget_answers_before(self, *, leases: float) -> None:
         """So much more time has passed since those who answered did."""
+        self._watched._looked_at -= leases * LEASE_S
         held = self._watched._answers
         self._watched._answers = {peer: (at - leases * LEASE_S, vote) for peer, (at, vote) in held.items()}
 
     def mended_after(self, *, leases: float) -> Reconfiguration | None:
         """What the host does when so much time has passed without a result."""
         self._watched._quiet_since -= leases * LEASE_S
+        self._watched._looked_at -= leases * LEASE_S
         if self._watched._closing_since is not None:
             version, since = self._watched._closing_since
             self._watched._closing_since = version, since - leases * LEASE_S
@@ -129,11 +133,19 @@ def test_who_answered_within_a_lease_is_not_lost_for_one_answer_that_is_late(tmp
     stage = SilentStage(tmp_path)
     assert stage.mended_after(leases=1.1) is None
     stage.die(0, 1, 2)
-    assert stage.mended_after(leases=0.1) is None
+    assert stage.mended_after(leases=0.4) is None
     stage.forget_answers_before(leases=1.1)
     named = stage.mended_after(leases=0.1)
     assert named is not None
     assert {*named.voters} == {*(member.peer_id for member in MEMBERS[3:]), HOST.peer_id}
+
+
+def test_members_are_asked_once_in_a_third_of_a_lease(tmp_path: Path) -> None:
+    """Their lines are full of the round."""
+    stage = SilentStage(tmp_path)
+    for leases, times in ((1.1, 1), (0.1, 1), (0.4, 2)):
+        stage.mended_after(leases=leases)
+        assert stage.num_asked == times * len(MEMBERS)
 
 
 def test_those_who_were_named_are_given_time(tmp_path: Path) -> None:
@@ -150,7 +162,7 @@ def test_a_stage_that_computes_for_long_and_votes_is_left_alone_until_its_round_
     stage = SilentStage(tmp_path)
     assert stage.mended_after(leases=10 * PATIENCE) is None, "a window of local steps may last as long as it will"
     assert stage.mended_after(leases=PATIENCE - 0.1) is None
-    assert stage.mended_after(leases=0.2) is not None
+    assert stage.mended_after(leases=0.4) is not None
 
 
 @pytest.mark.parametrize("follow", [certified, not_certified])

@@ -2,12 +2,22 @@
 
 import asyncio
 import random
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.red_team.virtual_time import run_virtually
-from peer.directory.neighbours import LONGEST_LOOKUP_S, LOOKUP_EVERY_S, WATCH, WATCH_S, Neighbours, stage_topic
-from peer.stage.events import Events
+from peer.directory.neighbours import (
+    LONGEST_LEASE_S,
+    LONGEST_LOOKUP_S,
+    LOOKUP_EVERY_S,
+    WATCH,
+    WATCH_S,
+    Neighbours,
+    stage_topic,
+)
+from peer.stage.events import Events, PeersChanged
+from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
@@ -85,45 +95,77 @@ def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> N
     assert run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None) == {OTHER.peer_id}
 
 
-def looked_up(usual_s: float | None, *, is_beside: bool) -> int:
-    """How often in a minute, by one of two stages, of that or of the other, where a peer of either is there or not."""
-    looked = 0
+@dataclass
+class Minute:
+    """Of a peer of the first of two stages, that is told of one other peer."""
 
-    class Counting:
-        async def lookup(self, topic: str) -> dict[PeerId, Any]:
-            nonlocal looked
-            looked += topic == stage_topic(RUN_ID, 1)
-            return {OTHER.peer_id: {"addresses": [], "version": 0}} if is_beside else {}
+    usual_s: float | None
+    stage: int = 1
+    """Of the other."""
+    is_there: bool = True
+    serves_from_s: float = 0.0
+    """When the other begins to answer."""
+    looks: int = 0
+    """For peers of its stage."""
+    leases: list[float] = field(default_factory=list)
+    """Of its own record, each time that it was published."""
+    found_at: float | None = None
+    """When the other was live here."""
 
-        async def publish(self, topic: str, fields: Any, *, ttl_s: float) -> None:
-            pass
+    async def lookup(self, topic: str) -> dict[PeerId, Any]:
+        is_its = topic == stage_topic(RUN_ID, self.stage)
+        self.looks += is_its
+        return {OTHER.peer_id: {"addresses": [], "version": 0}} if self.is_there and is_its else {}
 
-    async def on_watch(sender: PeerId, request: Message) -> Message:
+    async def publish(self, topic: str, fields: Any, *, ttl_s: float) -> None:
+        self.leases.append(ttl_s)
+
+    async def _on_watch(self, sender: PeerId, request: Message) -> Message:
+        if asyncio.get_running_loop().time() < self.serves_from_s:
+            raise TransientError("not yet")
         if request.meta["waits"]:
             await asyncio.sleep(WATCH_S)
         return Message()
 
-    async def main() -> None:
-        network = MemoryNetwork(random.Random(0))
-        mine, other = network.transport(ME), network.transport(OTHER)
-        other.serve(WATCH, on_watch, max_body_bytes=0)
-        events = Events()
+    async def _main(self) -> None:
+        network, loop = MemoryNetwork(random.Random(0)), asyncio.get_running_loop()
+        mine, self.serves_from_s = network.transport(ME), loop.time() + self.serves_from_s
+        network.transport(OTHER).serve(WATCH, self._on_watch, max_body_bytes=0)
+        events, began = Events(), loop.time()
+        events.hear(PeersChanged, lambda event: setattr(self, "found_at", self.found_at or loop.time() - began))
         events.seal()
         context: Any = SimpleNamespace(settings=small_settings(2), run_id=RUN_ID, transport=mine, events=events)
-        directory: Any = Counting()
+        directory: Any = self
         neighbours = Neighbours(
-            context, directory, STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: usual_s
+            context, directory, STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: self.usual_s
         )
         watching = asyncio.ensure_future(neighbours.run())
         await asyncio.sleep(60.0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
-    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
-    return looked
+    def passes(self) -> "Minute":
+        run_virtually(self._main, rng=random.Random(0), on_unhandled=lambda context: None)
+        return self
 
 
 def test_long_steps_are_looked_up_for_seldom_unless_nobody_is_there() -> None:
-    assert looked_up(None, is_beside=True) >= 58
-    assert looked_up(200.0, is_beside=True) <= 60.0 / LONGEST_LOOKUP_S + 2
-    assert looked_up(200.0, is_beside=False) >= 58
+    assert Minute(None).passes().looks >= 55
+    assert Minute(400.0).passes().looks <= 60.0 / LONGEST_LOOKUP_S + 2
+    assert Minute(400.0, is_there=False).passes().looks >= 55
+
+
+def test_records_are_published_seldom_where_steps_are_long_and_live_for_longer() -> None:
+    short, long = Minute(None).passes().leases, Minute(400.0).passes().leases
+    lease_s = small_settings(2).deadlines.lease_s
+    assert {*short} == {lease_s}
+    assert len(short) >= 60.0 / (lease_s / 3)
+    assert {*long} == {LONGEST_LEASE_S}
+    assert len(long) <= 60.0 / (LONGEST_LEASE_S / 3) + 1
+
+
+def test_who_does_not_answer_is_tried_again_between_two_looks() -> None:
+    minute = Minute(400.0, stage=0, serves_from_s=2.5).passes()
+    assert minute.looks <= 60.0 / LONGEST_LOOKUP_S + 1
+    assert minute.found_at is not None
+    assert minute.found_at < LONGEST_LOOKUP_S / 2

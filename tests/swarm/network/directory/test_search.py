@@ -66,6 +66,35 @@ def test_no_task_waits_after_a_search(is_answered: bool) -> None:
     asyncio.run(main())
 
 
+class Holding(Node):
+    """Whose others hold a value each, but one, and one does not answer; one of them knows another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    async def _call_find_with_blacklist(self, peer_id: Any, keys: Any) -> Any:
+        self.names.append(peer_id)
+        if peer_id == "a":
+            return None
+        value = None if peer_id == "b" else SimpleNamespace(value=f"held by {peer_id}")
+        return {key: (value, {DHTID.generate(source="f"): "f"} if peer_id == "c" else {}) for key in keys}
+
+
+def test_what_nodes_hold_is_told_when_they_are_asked_who_is_near() -> None:
+    async def main() -> None:
+        node = Holding()
+        held = await node.held_under(DHTID.generate(source="what is looked for"), 10)
+        assert sorted(node.names) == [*"abcdef"], "nobody is asked twice"
+        assert sorted(map(str, held)) == [f"held by {name}" for name in "cdef"]
+
+    asyncio.run(main())
+
+
+def test_of_those_asked_the_nearest_are_heard() -> None:
+    assert asyncio.run(Holding().held_under(DHTID.generate(source="d"), 1)) == ["held by d"]
+
+
 def test_a_search_ends_though_ever_nearer_nodes_are_named() -> None:
     """hivemind's goes on until its time is over, and holds all that it was told of."""
 
