@@ -7,10 +7,11 @@ fast as up, 40 ms from home to home. The first stage's one peer and the host hav
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
-to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks beyond
-contributions, results, also those that somebody catches up with, the newcomer's state and, as many as the plan expects,
-audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says, told how long a step took here beside
-its round; the newcomer's that of a stage with one peer more, in which rounds go on. Needs root and `ip`.
+to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks, but for
+bare acknowledgements, beyond contributions, results, also those that somebody catches up with, the newcomer's state
+and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says, told
+how long a step took here beside its round; the newcomer's that of a stage with one peer more, in which rounds go on.
+Needs root and `ip`.
 """
 
 import contextlib
@@ -308,7 +309,10 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     if watched.newcomer_s is not None:
         due += num_parameters * STATE_BYTES
     at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]
-    sent = sum(at[-1]["up_bytes"][address] - at[0]["up_bytes"][address] for address in watched.addresses.values())
+    up, acknowledged = (
+        sum(at[-1][name][address] - at[0][name][address] for address in watched.addresses.values())
+        for name in ("up_bytes", "up_ack_bytes")
+    )
     dropped = Counter[str]()
     left_out = Counter[str]()
     offered = 0
@@ -330,7 +334,8 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         "dropped_by": dict(dropped),
         "left_out_whole": dict(left_out),
         "rounds": len(results),
-        "bytes_sent_twice_share": max(0.0, sent / HEADERS / due - 1.0) if due else None,
+        "bytes_sent_twice_share": max(0.0, (up - acknowledged) / HEADERS / due - 1.0) if due else None,
+        "acknowledgements_share": acknowledged / up if up else None,
         "round_seconds": statistics.median(rounds) if rounds else None,
         "undisturbed_round_seconds": statistics.median(undisturbed) if undisturbed else None,
         "plan_round_seconds": stage["round_s"],

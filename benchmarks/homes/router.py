@@ -9,8 +9,9 @@ lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", 
 With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
 send or are sent, until another such line. With a KIND a home is behind a router of that kind, or behind two, and has a
 private address (`benchmarks.homes.translation`). With an ADDRESS6 it has IPv6 too, behind a firewall if that is said.
-Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
-bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
+Twenty times a second a line goes to standard output: `{"at", "up_bytes", "up_ack_bytes", "down_bytes", "dropped",
+"lost", "busy_s"}`, bytes of IP packets by address since the start, of those sent also those that bring nothing but
+TCP's acknowledgements, CPU seconds of this process. Needs root.
 """
 
 import ctypes
@@ -50,6 +51,8 @@ _HEADER_BYTES = 10
 """Of virtio: lets the kernel hand over several segments in one packet, to be cut up by the receiver's kernel."""
 _WIRE_HEADER_BYTES = 52
 """IP and TCP with timestamps: what each further segment of such a packet would add on a real line."""
+_IP6_HEADER_BYTES, _TCP = 40, 6
+_SYN_FIN_RST = 0x07
 
 
 def open_tun(namespace: str, address: str, address6: str | None = None) -> int:
@@ -73,6 +76,18 @@ def wire_bytes(packet: bytes) -> int:
     segment_bytes = struct.unpack_from("<H", packet, 4)[0] if packet[1] else 0
     size = len(packet) - _HEADER_BYTES
     return size + _WIRE_HEADER_BYTES * ((size - _WIRE_HEADER_BYTES - 1) // segment_bytes) if segment_bytes else size
+
+
+def is_acknowledgement(packet: bytes) -> bool:
+    """Whether it is of a TCP connection that stands, and without data."""
+    at = _HEADER_BYTES
+    if packet[at] >> 4 == 6:
+        protocol, tcp = packet[at + 6], at + _IP6_HEADER_BYTES
+    else:
+        protocol, tcp = packet[at + 9], at + 4 * (packet[at] & 15)
+    if protocol != _TCP or len(packet) < tcp + 14:
+        return False
+    return len(packet) == tcp + 4 * (packet[tcp + 12] >> 4) and not packet[tcp + 13] & _SYN_FIN_RST
 
 
 @dataclass
@@ -104,6 +119,7 @@ class Home:
 
     tun: int
     up: Line = field(default_factory=Line)
+    up_ack_bytes: int = 0
     down: Line = field(default_factory=Line)
     translator: Translator = field(default_factory=lambda: Translator([]))
     address6: str | None = None
@@ -162,6 +178,8 @@ class Router:
             left_at = home.up.take(wire_bytes(packet), now) if to is not None and not is_cut else None
             if to is None or left_at is None:
                 continue
+            if is_acknowledgement(packet):
+                home.up_ack_bytes += wire_bytes(packet)
             if self._loss and self._rng.random() < self._loss:
                 self._num_lost += 1
             else:
@@ -192,6 +210,7 @@ class Router:
         return {
             "at": time.time(),
             "up_bytes": {address: home.up.num_bytes for address, home in self._homes.items()},
+            "up_ack_bytes": {address: home.up_ack_bytes for address, home in self._homes.items()},
             "down_bytes": {address: home.down.num_bytes for address, home in self._homes.items()},
             "dropped": {address: home.up.dropped + home.down.dropped for address, home in self._homes.items()},
             "lost": self._num_lost,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.homes.router import Home, Router, orders_in
+from benchmarks.homes.router import Home, Router, is_acknowledgement, orders_in
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 LINES = {"up_mbit": 8.0, "down_mbit": 80.0, "round_trip_ms": 40.0, "queue_ms": 200.0}
@@ -27,8 +27,8 @@ class Pair:
         self.homes = {address: Home(ends[0].fileno()) for address, ends in self._ends.items()}
         self.router = Router(self.homes, rng=random.Random(1))
 
-    def send(self, *, now: float) -> None:
-        os.write(self._ends[ONE][1].fileno(), PACKET)
+    def send(self, packet: bytes = PACKET, *, now: float) -> None:
+        os.write(self._ends[ONE][1].fileno(), packet)
         self.router.receive(self.homes[ONE], now)
 
     def arrived(self, *, now: float) -> int:
@@ -50,6 +50,37 @@ class Pair:
 def pair() -> Iterator[Pair]:
     with contextlib.closing(Pair()) as made:
         yield made
+
+
+def tcp(flags: int, num_bytes: int, *, options: int = 12, version: int = 4) -> bytes:
+    """A segment behind the header of virtio."""
+    header = bytes(12) + bytes([(20 + options) // 4 << 4, flags]) + bytes(6 + options)
+    if version == 6:
+        return bytes(10) + bytes([0x60]) + bytes(5) + bytes([6]) + bytes(33) + header + bytes(num_bytes)
+    addresses = socket.inet_aton(ONE) + socket.inet_aton(OTHER)
+    return bytes(10) + bytes([0x45]) + bytes(8) + bytes([6]) + bytes(2) + addresses + header + bytes(num_bytes)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_an_acknowledgement_brings_nothing_else(version: int) -> None:
+    ack, push, begin = 0x10, 0x18, 0x02
+    assert is_acknowledgement(tcp(ack, 0, version=version))
+    assert is_acknowledgement(tcp(ack, 0, options=24, version=version))
+    assert not is_acknowledgement(tcp(push, 1, version=version))
+    assert not is_acknowledgement(tcp(begin, 0, options=20, version=version))
+    assert not is_acknowledgement(PACKET)
+
+
+def test_acknowledgements_are_counted_as_they_leave(pair: Pair) -> None:
+    packet = tcp(0x10, 0)
+    pair.send(now=10.0)
+    pair.send(packet, now=11.0)
+    carried = pair.homes[ONE].up.num_bytes
+    pair.router.cut([ONE])
+    pair.send(packet, now=12.0)
+    figures = pair.router.figures()
+    assert figures["up_ack_bytes"] == {ONE: len(packet) - 10, OTHER: 0}
+    assert figures["up_bytes"] == {ONE: carried, OTHER: 0}
 
 
 def test_a_packet_takes_its_uplink_half_a_round_trip_and_a_downlink(pair: Pair) -> None:
