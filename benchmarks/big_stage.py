@@ -9,9 +9,9 @@ defaults. After two rounds one more peer joins, and in the middle of a round the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
 to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks, but for
 bare acknowledgements, beyond contributions, results, also those that somebody catches up with, the newcomer's state
-and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says, told
-how long a step took here beside its round; the newcomer's that of a stage with one peer more, in which rounds go on.
-Needs root and `ip`.
+and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says,
+told how long a step took here beside its round; the newcomer's that of a stage with one peer more, in which rounds go
+on. Needs root and `ip`.
 """
 
 import contextlib
