@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
-from swarm.core.transfers import PIECE_BYTES, join_share
+from swarm.core.transfers import LEAST_BYTES_PER_S, MOST_DONORS, PIECE_BYTES, expected_s, join_share
 from swarm.network.transport import Message
 
 LATE_TIMES = 1.25
@@ -64,12 +64,19 @@ class _Turn:
 class Joiners:
     """Who catches up, and has or waits for an answer with bulk."""
 
-    def __init__(self, steps: StageSteps, lanes: Callable[[], int], wanted: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        steps: StageSteps,
+        lanes: Callable[[], int],
+        wanted: Callable[[], float | None],
+        uplink: Callable[[], float | None],
+    ) -> None:
         """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want them
-        all; None while they leave some."""
+        all; None while they leave some. `uplink`: the same, whoever wants them; None while nobody knows."""
         self._steps = steps
         self._lanes = lanes
         self._wanted = wanted
+        self._uplink = uplink
         self._waiting: list[_Turn] = []
         self._going: list[_Turn] = []
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
@@ -79,8 +86,8 @@ class Joiners:
         """Members, by versions."""
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
-        self._back_at: dict[PeerId, float] = {}
-        """When who was a member lately will lack nothing, as it said when it last asked."""
+        self._lacks_bytes: dict[PeerId, int] = {}
+        """That who was a member lately lacked of a result, as it said when it last asked for a part."""
         self._passed_at = 0.0
         """When somebody was last passed."""
         self._owed_bytes = 0.0
@@ -92,13 +99,13 @@ class Joiners:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, peer: PeerId, *, is_of_state: bool = False, rest_s: float = 0.0
+        self, peer: PeerId, *, is_of_state: bool = False, lacks_bytes: int = 0
     ) -> AsyncIterator[Callable[[int], None]]:
-        """Whose answer goes next; gives what is to be told how long that is. `rest_s`: seconds until its peer
-        lacks nothing more, by its word."""
+        """Whose answer goes next; gives what is to be told how long that is. `lacks_bytes`: of the same result, this
+        answer's among them, by its peer's word."""
         turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
         if self._is_back(turn):
-            self._back_at[peer] = time.monotonic() + rest_s
+            self._lacks_bytes[peer] = lacks_bytes
         self._waiting.append(turn)
         self._begin()
         try:
@@ -119,12 +126,16 @@ class Joiners:
         self._lately.append(event.chain.members)
         known = set().union(*self._lately)
         self._took_at = {peer: at for peer, at in self._took_at.items() if peer in known}
-        self._back_at = {peer: at for peer, at in self._back_at.items() if peer in known}
+        self._lacks_bytes = {peer: lacks for peer, lacks in self._lacks_bytes.items() if peer in known}
         self._begin()
 
-    def comes_back(self, peer: PeerId, *, within_s: float) -> bool:
-        """Whether somebody who was a member lately takes results at the moment, and has all in time by its own word."""
-        return self._takes(peer, TAKES_S) and self._back_at.get(peer, -math.inf) <= time.monotonic() + within_s
+    def back_in_s(self, peer: PeerId) -> float | None:
+        """How long somebody who was a member lately and takes a result at the moment takes for the rest of it, if its
+        donors' uplinks are for that alone, and as fast as this one's; None: it takes none."""
+        if not self._takes(peer, TAKES_S):
+            return None
+        num_donors = min(MOST_DONORS, max(1, len(self._steps.chain.members) - 1))
+        return expected_s(self._lacks_bytes.get(peer, 0), num_donors * (self._uplink() or LEAST_BYTES_PER_S))
 
     def _takes(self, peer: PeerId, asks_again_s: float) -> bool:
         """Whether somebody who was a member lately takes results, or took one not longer ago."""

@@ -89,7 +89,10 @@ class PartExchange:
         traffic = self._context.transport.traffic
         self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
         self.joiners = Joiners(
-            steps, lambda: min(MOST_LANES, self._outbox.uplink_lanes), lambda: self._outbox.wanted_bytes_per_s
+            steps,
+            lambda: min(MOST_LANES, self._outbox.uplink_lanes),
+            lambda: self._outbox.wanted_bytes_per_s,
+            lambda: self._outbox.uplink_bytes_per_s,
         )
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
@@ -110,14 +113,15 @@ class PartExchange:
         """At once for members, of a round that is under way or the last one, if they took part in it: the others wait
         for them. Who missed it has its result in its turns."""
         fields = Fields("part request", request.meta)
-        step, rest_s = Step(fields.integer("step")), fields.number("rest_s") if fields.optional("rest_s") else 0.0
+        step = Step(fields.integer("step"))
+        lacks_bytes = fields.integer("lacks_bytes") if fields.optional("lacks_bytes") else 0
         held = self._context.results.get(step)
         took_part = (
             held is None or sender in held[0].roster.reducers or held[0].roster.contribution_of(sender) is not None
         )
         if sender in self._steps.chain.members and took_part and int(step) >= self._steps.version - 1:
             return contextlib.nullcontext(lambda _: None)
-        return self.joiners.turn(sender, rest_s=rest_s)
+        return self.joiners.turn(sender, lacks_bytes=lacks_bytes)
 
     # -- the own contribution -----------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class StageRounds:
             self.turns,
             self.neighbours,
             self.is_closed_before,
-            lambda peer: parts.joiners.comes_back(peer, within_s=self.taking.phase.seconds),
+            parts.joiners.back_in_s,
         )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)

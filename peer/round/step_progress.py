@@ -20,6 +20,8 @@ from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AveragingRound, Instruction, SendTurned
+from swarm.core.round.facts import RoundFacts
+from swarm.core.round.lead import LONGEST_PHASES
 from swarm.core.round.step_progress import MemberReport, StepProgress
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -33,6 +35,10 @@ MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S, LONGEST_REPORT_S, REPORTS_A_STEP = 0.25, 2.0, 400
 """But at once where there is more to say: the rest keeps a leader sure that its members live, and them of its word."""
+ABSENT_SHARE = 0.25
+"""Of a phase: so long a leader waits for a late member of whom it has heard nothing in this step."""
+BACK_TIMES = 1.5
+"""As long as who is on its way back would take, if all its donors sent nothing else: they send what has begun."""
 USUAL_TIMES = 2.0
 """A step that takes so many times as long as steps lately did has a leader that waits for nothing."""
 
@@ -48,10 +54,10 @@ class ProgressCalls:
         turns: Turns,
         neighbours: Callable[[], set[PeerId]],
         is_closed_before: Callable[[Step], bool],
-        will_be_back: Callable[[PeerId], bool],
+        back_in_s: Callable[[PeerId], float | None],
     ) -> None:
         """`neighbours`: live peers of the stages beside this one. `is_closed_before`: whether the stage before takes no
-        more of a step. `will_be_back`: whether somebody will be at the stage's step within a phase of its round."""
+        more of a step. `back_in_s`: when somebody is at the stage's step again, if others send nothing else."""
         self._steps = steps
         self._context = steps.context
         self._presence = presence
@@ -59,7 +65,9 @@ class ProgressCalls:
         self._turns = turns
         self._neighbours = neighbours
         self._is_closed_before = is_closed_before
-        self._will_be_back = will_be_back
+        self._back_in_s = back_in_s
+        self._expected: set[PeerId] = set()
+        """Late members that were waited for, since they were on their way back, and not heard of yet."""
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -244,7 +252,28 @@ class ProgressCalls:
         ]
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
-        unheard = [
-            peer for peer in steps.chain.members if not state.progress.has_heard(peer) and not self._will_be_back(peer)
-        ]
-        return machine.close(reason=reason, joins=joins, neighbours=drawn, unheard=unheard, view=machine.view, now=now)
+        return machine.close(
+            reason=reason,
+            joins=joins,
+            neighbours=drawn,
+            late_s=self._late_s(state, machine.facts),
+            view=machine.view,
+            now=now,
+        )
+
+    def _late_s(self, state: StepState, facts: RoundFacts) -> dict[PeerId, float]:
+        """How long late members are waited for that have not said yet that they are at this step.
+
+        Who takes the last result, and would have it in time if others sent nothing else, has that time: until it is
+        back the stage gives it what it lacks beside each round, and it has each result when the next is half made.
+        Whoever was waited for in vain is not again before it is heard of.
+        """
+        silent = [peer for peer in facts.late if not state.progress.has_heard(peer)]
+        self._expected &= {*silent}
+        waits = dict.fromkeys(silent, ABSENT_SHARE * facts.phase_s)
+        for peer in {*silent} - self._expected:
+            back_in_s = self._back_in_s(peer)
+            if back_in_s is not None and BACK_TIMES * back_in_s <= LONGEST_PHASES * facts.phase_s:
+                self._expected.add(peer)
+                waits[peer] = max(facts.phase_s, BACK_TIMES * back_in_s)
+        return waits

@@ -20,7 +20,7 @@ from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepParts
 from peer.stage.events import Overtaken
-from peer.state.joining_state import MOST_DONORS, JoiningState
+from peer.state.joining_state import JoiningState
 from peer.state.way_back import bytes_of_result_and_state
 from swarm.checkpoint.state import Bytes
 from swarm.checkpoint.transfer import (
@@ -39,7 +39,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Result
-from swarm.core.transfers import bytes_per_s, expected_s
+from swarm.core.transfers import MOST_DONORS
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.identity.key import verify
 from swarm.network.loop import happened
@@ -417,13 +417,6 @@ class CatchUp:
         replica, settings = self._steps.replica, self._steps.context.settings
         largest_bytes = max(map(replica.parts().result_bytes, range(replica.num_parts)))
         num_here, began = len(self._parts), time.monotonic()
-        assumed_s = expected_s(largest_bytes, bytes_per_s(settings.deadlines.least_mbit))
-
-        def rest_s() -> float:
-            came = len(self._parts) - num_here
-            part_s = (time.monotonic() - began) / came if came >= PARTS_LOOKED_AT else self._part_s or assumed_s
-            return part_s * len(named.keys() - self._parts.keys())
-
         try:
             # A result is a byte a parameter: what waits for the rest of it waits on disk.
             await fetch_parts(
@@ -435,7 +428,6 @@ class CatchUp:
                 self._parts,
                 largest_bytes=largest_bytes,
                 keep=replica.outputs.put,
-                rest_s=rest_s,
             )
         finally:
             came, took_s = len(self._parts) - num_here, time.monotonic() - began

@@ -19,6 +19,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import MOST_DONORS
 from swarm.host_protocol import ANCHOR
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 LATEST = (1 << 63) - 1
 """The version up to which the host's latest anchor is asked for."""
-MOST_DONORS = 8
-"""Asked for one state's chunks."""
 Find = Callable[[], Awaitable[Sequence[PeerId]]]
 """Who serves the stage by now; they can be called."""
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from peer.state.joining_state import MOST_DONORS
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import StageState
@@ -17,6 +16,7 @@ from swarm.core.ids import PeerId
 from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import MOST_DONORS
 from swarm.host_protocol import STANDING
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport

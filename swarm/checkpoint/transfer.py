@@ -197,10 +197,9 @@ async def fetch_parts(
     *,
     largest_bytes: int,
     keep: Callable[[memoryview], Bytes],
-    rest_s: Callable[[], float],
 ) -> None:
     """The bytes of parts of a step's result, `named` by digest, each checked, from several donors at once; those `held`
-    are not fetched again. `rest_s`: what donors are told of how long all that are not held will take.
+    are not fetched again. Donors are told how many bytes those are at most that are not held.
 
     What comes is put there, as `keep` keeps it, and stays if the rest does not come. A donor that fails, or gives other
     bytes, is asked no more. Raises the last donor's TransientError or RemoteError.
@@ -209,7 +208,8 @@ async def fetch_parts(
 
     async def fetch(donor: PeerId, piece: tuple[int, bytes]) -> int:
         index, wanted = piece
-        meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted, "rest_s": rest_s()}
+        lacks_bytes = largest_bytes * len(named.keys() - held.keys())
+        meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted, "lacks_bytes": lacks_bytes}
         try:
             reply = await transport.call(
                 donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes

@@ -30,6 +30,8 @@ JOIN_SHARE = 1 / 3
 """Of a member's uplink, for all who join together, while a round fills it; of two members' a half."""
 MESSAGE_BYTES = 4352 << 10
 """A message of several parts of a round is no longer: four of 2^20 values in int8, two in bf16."""
+MOST_DONORS = 8
+"""Asked for one state's chunks, or one result's parts."""
 PIECE_BYTES = 1 << 20
 """What is longer goes in pieces of this length, each checked when it is there: what came is not fetched again."""
 EXACT_S_PER_VALUE = 32e-9

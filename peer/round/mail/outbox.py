@@ -368,6 +368,11 @@ class Outbox:
         return self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL)
 
     @property
+    def uplink_bytes_per_s(self) -> float | None:
+        """As it was last measured."""
+        return self._uplink.bytes_per_s
+
+    @property
     def wanted_bytes_per_s(self) -> float | None:
         """That the uplink carries, while something goes that fills it; None: nothing does, or nobody knows how many."""
         below = self._narrow_below

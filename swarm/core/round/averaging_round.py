@@ -9,7 +9,7 @@ What this member sends and reduces under a certified roster is `swarm.core.round
 of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.core.audit.ticket import Verify
@@ -191,17 +191,18 @@ class AveragingRound:
         reason: str,
         joins: Iterable[PeerId],
         neighbours: Iterable[PeerId] = (),
-        unheard: Iterable[PeerId] = (),
+        late_s: Mapping[PeerId, float] | None = None,
         view: int,
         now: float,
     ) -> Instructions:
-        """The leader of `view` (this peer) closes the step; of these it has not heard that they are there."""
+        """The leader of `view` (this peer) closes the step. `late_s`: how long it waits for late members
+        (`RoundFacts.late`), if it is not a phase; at most as long as for others."""
         assert self.facts.leader_of(view) == self.me
         assert view >= self.view
         if self.result is not None or (self._lead.is_on and view == self.view):
             return []
         self._lead.joins, self._lead.neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
-        self._lead.absent = frozenset(unheard).intersection(self.facts.late)
+        self._lead.late_s = late_s or {}
         return self._begin(view, reason, now)
 
     def _begin(self, view: int, reason: str, now: float) -> Instructions:

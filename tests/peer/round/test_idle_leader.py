@@ -1,15 +1,18 @@
-"""When a leader that lives is passed over: not while a step takes as long as steps do, and never without a word."""
+"""When a leader that lives is passed over: not while a step takes as long as steps do, and never without a word. And
+how long a leader waits for members that were left out lately."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
 from peer.round import step_progress as progress_module
-from peer.round.step_progress import USUAL_TIMES, ProgressCalls
+from peer.round.step_progress import ABSENT_SHARE, BACK_TIMES, USUAL_TIMES, ProgressCalls
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import SendTurned
+from swarm.core.round.lead import LONGEST_PHASES
 from tests.peer.round.test_joiners import Clock
+from tests.swarm.core.round.round_world import facts_of
 
 ME, LEADER, OTHER = map(PeerId, ("me", "leader", "other"))
 STEP_S, CALL_S = 120.0, 10.0
@@ -65,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def passed_over_at(around: Around, clock: Clock, *, until: float) -> float | None:
     """When a member, who looks every second, passes the leader over."""
     what = cast(Any, around)
-    calls = ProgressCalls(what, what, what, what, set, lambda _: False, lambda _: False)
+    calls = ProgressCalls(what, what, what, what, set, lambda _: False, lambda _: None)
     while clock.now < until:
         clock.now += 1.0
         calls.pass_over_the_idle(what)
@@ -97,3 +100,32 @@ def test_who_is_done_early_lets_a_step_take_as_long_as_steps_do(clock: Clock) ->
 def test_who_has_nothing_to_bring_and_hears_of_nobody_waits_for_nothing(clock: Clock) -> None:
     assert passed_over_at(Around(), clock, until=1e4) is None
     assert passed_over_at(Around(waits_since=0.0, is_closing=True), clock, until=2e4) is None
+
+
+def waits_for(peer: PeerId, back_in_s: list[float | None], heard_in: int | None = None) -> list[float | None]:
+    """So many phases it is waited for, in one round after another, if it would be back so soon; None: as others."""
+    facts = facts_of(4)
+    facts = replace(facts, late=(facts.members[0],))
+    nothing, asked = cast(Any, Around()), list[float | None]()
+    calls = ProgressCalls(nothing, nothing, nothing, nothing, set, lambda _: False, lambda _: asked[-1])
+    waits = []
+    for number, soon in enumerate(back_in_s):
+        asked.append(soon)
+        progress = type("Progress", (), {"has_heard": lambda _, said=number == heard_in: said})
+        state: Any = type("State", (), {"progress": progress})
+        waits.append(calls._late_s(state, facts).get(facts.members[0]))
+    return [None if waited_s is None else waited_s / facts.phase_s for waited_s in waits]
+
+
+def test_who_is_on_its_way_back_has_the_time_that_it_needs() -> None:
+    phase_s, late = facts_of(4).phase_s, facts_of(4).members[0]
+    just_s = LONGEST_PHASES * phase_s / BACK_TIMES
+    assert waits_for(late, [just_s]) == [LONGEST_PHASES]
+    assert waits_for(late, [0.0]) == [1.0], "a phase, as who is there and late"
+    assert waits_for(late, [1.01 * just_s, None]) == [ABSENT_SHARE] * 2
+
+
+def test_who_was_waited_for_in_vain_is_not_again_before_it_is_heard_of() -> None:
+    late = facts_of(4).members[0]
+    assert waits_for(late, [0.0, 0.0, 0.0]) == [1.0, ABSENT_SHARE, ABSENT_SHARE]
+    assert waits_for(late, [0.0, 0.0, 0.0], heard_in=1) == [1.0, None, 1.0]

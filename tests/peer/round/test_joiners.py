@@ -25,7 +25,7 @@ from peer.round.joiners import (
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId
-from swarm.core.transfers import PIECE_BYTES
+from swarm.core.transfers import LEAST_BYTES_PER_S, PIECE_BYTES
 
 MEMBER, ME, NEW, BACK, THIRD, OTHER = map(PeerId, ("member", "me", "new", "back", "third", "other"))
 LANES = 4
@@ -53,10 +53,11 @@ class FakeSteps:
     turned_at: float = 100.0
     usual_s: float | None = None
     joining: set[PeerId] = field(default_factory=set)
+    members: tuple[PeerId, ...] = (MEMBER, ME)
 
     @property
     def chain(self) -> Any:
-        return type("Chain", (), {"members": (MEMBER, ME)})
+        return type("Chain", (), {"members": self.members})
 
     def open_step(self, step: int) -> Any:
         assert step == self.version
@@ -90,14 +91,15 @@ class Crowd:
     bytes_to: dict[PeerId, int] = field(default_factory=dict)
     """Of an answer to these."""
     are_of_states: bool = False
-    rest_s: float = 0.0
+    lacks_bytes: int = 0
     """As those who ask say."""
+    uplink: float | None = None
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.joiners = Joiners(cast(StageSteps, self.steps), lambda: LANES, lambda: self.wanted)
+        self.joiners = Joiners(cast(StageSteps, self.steps), lambda: LANES, lambda: self.wanted, lambda: self.uplink)
 
     def ask(self, *peers: PeerId) -> None:
         self.tasks += [asyncio.ensure_future(self._hold(peer)) for peer in peers]
@@ -107,7 +109,7 @@ class Crowd:
         await settled()
 
     async def _hold(self, peer: PeerId) -> None:
-        async with self.joiners.turn(peer, is_of_state=self.are_of_states, rest_s=self.rest_s) as goes:
+        async with self.joiners.turn(peer, is_of_state=self.are_of_states, lacks_bytes=self.lacks_bytes) as goes:
             if num_bytes := self.bytes_to.get(peer, self.num_bytes):
                 goes(num_bytes)
             event = asyncio.Event()
@@ -250,38 +252,39 @@ def test_what_goes_beside_an_answer_to_who_was_cut_off_is_a_share_and_not_half(c
     asyncio.run(main())
 
 
-def test_who_was_a_member_lately_and_takes_results_is_about_to_be_back(clock: Clock) -> None:
+def test_who_was_a_member_lately_and_takes_results_is_on_its_way_back(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps())
-        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
+        assert crowd.joiners.back_in_s(MEMBER) is None
         crowd.ask(MEMBER, MEMBER, NEW)
         await settled()
         clock.now += 2 * TAKES_S
-        assert crowd.joiners.comes_back(MEMBER, within_s=0.0), "on a slow line an answer is long on its way"
-        assert not crowd.joiners.comes_back(BACK, within_s=0.0)
-        assert not crowd.joiners.comes_back(NEW, within_s=0.0), "who joins is waited for by nobody"
+        assert crowd.joiners.back_in_s(MEMBER) == 0.0, "on a slow line an answer is long on its way"
+        assert crowd.joiners.back_in_s(BACK) is None
+        assert crowd.joiners.back_in_s(NEW) is None, "who joins is waited for by nobody"
         for _ in range(2):
             await crowd.end_one_of(MEMBER)
         clock.now += TAKES_S / 2
-        assert crowd.joiners.comes_back(MEMBER, within_s=0.0), "it may ask for the next"
+        assert crowd.joiners.back_in_s(MEMBER) == 0.0, "it may ask for the next"
         clock.now += TAKES_S
-        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
+        assert crowd.joiners.back_in_s(MEMBER) is None
         await crowd.over()
 
     asyncio.run(main())
 
 
-def test_who_lacks_too_much_to_be_back_in_time_is_not_waited_for(clock: Clock) -> None:
+@pytest.mark.parametrize("uplink", [None, 2 * LEAST_BYTES_PER_S])
+def test_who_is_on_its_way_back_has_what_it_lacks_from_all_members(clock: Clock, uplink: float | None) -> None:
     async def main() -> None:
-        crowd = Crowd(FakeSteps(), rest_s=100.0)
+        crowd = Crowd(FakeSteps(members=(MEMBER, ME, THIRD, OTHER)), uplink=uplink, lacks_bytes=10 * PIECE_BYTES)
         crowd.ask(MEMBER)
         await settled()
-        assert not crowd.joiners.comes_back(MEMBER, within_s=30.0)
-        clock.now += 70.0
-        assert crowd.joiners.comes_back(MEMBER, within_s=30.0)
+        rate = 3 * (uplink or LEAST_BYTES_PER_S)
+        assert crowd.joiners.back_in_s(MEMBER) == pytest.approx(10 * PIECE_BYTES / rate)
+        crowd.lacks_bytes = PIECE_BYTES
         crowd.ask(MEMBER)
         await settled()
-        assert not crowd.joiners.comes_back(MEMBER, within_s=30.0), "it has fallen behind what it said"
+        assert crowd.joiners.back_in_s(MEMBER) == pytest.approx(PIECE_BYTES / rate)
         await crowd.over()
 
     asyncio.run(main())
@@ -293,7 +296,7 @@ def test_who_asks_for_what_nobody_has_keeps_nobody_waiting(clock: Clock) -> None
         crowd.ask(MEMBER)
         await settled()
         await crowd.end_one_of(MEMBER)
-        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
+        assert crowd.joiners.back_in_s(MEMBER) is None
         crowd.ask(NEW)
         clock.now += LOOK_S
         crowd.joiners._begin()
@@ -310,7 +313,7 @@ def test_who_takes_a_state_is_not_about_to_be_back(clock: Clock) -> None:
         crowd.ask(MEMBER)
         await settled()
         assert crowd.under_way == [MEMBER]
-        assert not crowd.joiners.comes_back(MEMBER, within_s=0.0)
+        assert crowd.joiners.back_in_s(MEMBER) is None
         await crowd.over()
 
     asyncio.run(main())
@@ -321,7 +324,7 @@ def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clo
     async def main() -> None:
         wanted = PIECE_BYTES / 2
         crowd = Crowd(FakeSteps(), wanted)
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted)
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: None)
         crowd.ask(MEMBER)
         await settled()
         crowd.ask(NEW)
@@ -350,7 +353,7 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
     async def main() -> None:
         wanted: float | None = PIECE_BYTES / 2
         crowd = Crowd(FakeSteps())
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted)
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: None)
         members = SimpleNamespace(members=(MEMBER, ME, BACK, NEW, THIRD))
         crowd.joiners.turned(VersionTurned(cast(Any, members), is_next=True))
         due_s = 2 / (1 / 2)  # a stage of two gives half of its uplink
@@ -388,7 +391,7 @@ def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> N
     async def main() -> None:
         part_bytes, wanted = PIECE_BYTES // 4, PIECE_BYTES / 8
         crowd = Crowd(FakeSteps(), num_bytes=part_bytes)
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted)
+        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted, lambda: None)
         crowd.ask(MEMBER, MEMBER, NEW, NEW)
         went: list[PeerId] = []
         for _ in range(int(40 * part_bytes / (wanted / 2) / LOOK_S)):

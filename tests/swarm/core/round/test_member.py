@@ -24,7 +24,7 @@ from swarm.core.round.averaging_round import (
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Exclusion, Rate, ReducedPart
-from swarm.core.round.lead import ABSENT_SHARE, MAX_RELIEFS
+from swarm.core.round.lead import LONGEST_PHASES, MAX_RELIEFS
 from swarm.core.round.voting import Proof, quorum
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -75,19 +75,24 @@ def test_a_leader_proposes_at_once_when_all_are_in_or_gone() -> None:
     assert set(roster.reducers) <= {leader.me, second.me}
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_leader_waits_a_phase_for_a_late_member_once_all_others_are_there_and_less_if_it_is_not_at_the_step(
-    is_there: bool,
+@pytest.mark.parametrize("phases", [0.25, None, 2.5, LONGEST_PHASES + 1.0])
+def test_once_all_others_are_there_a_leader_waits_a_phase_for_a_late_member_or_as_long_as_it_is_told(
+    phases: float | None,
 ) -> None:
     facts, _ = facts_and_rounds(4)
     first, second, third, slow = facts.leaders
     leader = round_of(replace(facts, late=(slow,)), first)
-    leader.close(reason="full", joins=[], unheard=[third] if is_there else [third, slow], view=0, now=0.0)
+    late_s = {} if phases is None else {slow: phases * facts.phase_s}
+    leader.close(reason="full", joins=[], late_s=late_s, view=0, now=0.0)
     leader.contributed(contribution(first), now=0.0)
     assert leader.on_commit(second, 0, contribution(second), None, None, None, now=0.1) == []
     assert leader.deadline == 2 * facts.phase_s
     assert leader.on_commit(third, 0, contribution(third), None, None, None, now=0.2) == []
-    assert leader.deadline == 0.2 + (1 if is_there else ABSENT_SHARE) * facts.phase_s
+    waits_s = min(phases or 1.0, LONGEST_PHASES) * facts.phase_s
+    assert leader.deadline == min(0.2 + waits_s, 2 * facts.phase_s)
+    if waits_s > 2 * facts.phase_s:  # it asks once more
+        assert only(leader.tick(now=leader.deadline), SendClose).to == (slow,)
+        assert leader.deadline == 0.2 + waits_s
     asked = only(leader.tick(now=leader.deadline), SendBallot).proposal
     assert asked.roster is not None
     assert [departure.peer_id for departure in asked.roster.leaves] == [slow]
