@@ -7,11 +7,11 @@ fast as up, 40 ms from home to home. The first stage's one peer and the host hav
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
-to the roster that names it; until it comes rounds are undisturbed. Sent twice is what went over the uplinks, but for
+to the roster that names it; until it comes rounds are undisturbed, and from then on beside it. Sent twice is what went over the uplinks, but for
 bare acknowledgements, beyond contributions, results, also those that somebody catches up with, the newcomer's state
 and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says,
 told how long a step took here beside its round; the newcomer's that of a stage with one peer more, in which rounds go
-on. Needs root and `ip`.
+on, and that of rounds beside it what the plan has of a line that somebody's state shares. Needs root and `ip`.
 """
 
 import contextlib
@@ -41,8 +41,9 @@ from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.owner.memory import held_with_started
 from benchmarks.training_throughput import Events, running
 from swarm.core.ids import PeerId
-from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
+from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, LINK_SHARE, RESULT_BYTES
 from swarm.core.round.contribution import Result
+from swarm.core.transfers import join_share
 from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
@@ -283,8 +284,10 @@ def work_s(watched: Watched) -> float:
     return max(LEAST_WORK_S, statistics.median(beside)) if beside else LEAST_WORK_S
 
 
-def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, Any]) -> dict[str, Any]:
-    """What the run came to, beside the plan of the stage, and of one with a peer more."""
+def figures(
+    watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, Any], stage_beside: dict[str, Any]
+) -> dict[str, Any]:
+    """What the run came to, beside the plan of the stage, of one with a peer more, and of one beside a joiner."""
     begun, ended, lines = watched.begun, watched.ended, watched.lines
     versions = [event for event in watched.events if event["event"] == "version" and event["at"] <= ended["at"]]
     versions = [event for event in versions if event["at"] >= begun["at"]]
@@ -328,6 +331,8 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     came = (event["at"] for event in watched.events if event["event"] == "admitted" and event["at"] > begun["at"])
     came_at = next(came, math.inf)
     undisturbed = [event["round_s"] for event in counted if event["at"] < came_at]
+    is_member_at = came_at + (math.inf if watched.newcomer_s is None else watched.newcomer_s)
+    beside = [event["round_s"] for event in counted if came_at <= event["at"] - event["round_s"] < is_member_at]
     return {
         "contributions_dropped": dropped.total(),
         "part_contributions": offered,
@@ -339,6 +344,8 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         "round_seconds": statistics.median(rounds) if rounds else None,
         "undisturbed_round_seconds": statistics.median(undisturbed) if undisturbed else None,
         "plan_round_seconds": stage["round_s"],
+        "beside_round_seconds": statistics.median(beside) if beside else None,
+        "plan_beside_round_seconds": stage_beside["round_s"],
         "step_seconds": usual_s,
         "newcomer_ready_s": watched.newcomer_s,
         "plan_newcomer_s": stage_of_more["join_s"],
@@ -417,10 +424,12 @@ def main(
         )
         beside_s = work_s(watched)
         tflops = supposed["compute_s"] / beside_s
-        plan, of_more = (
-            planned(manifest, peers=number, uplink_mbit=uplink_mbit, tflops=tflops) for number in (peers, peers + 1)
+        beside_mbit = uplink_mbit * min(1.0, (1 - join_share(peers)) / LINK_SHARE)
+        plan, of_more, beside = (
+            planned(manifest, peers=number, uplink_mbit=mbit, tflops=tflops)
+            for number, mbit in ((peers, uplink_mbit), (peers + 1, uplink_mbit), (peers, beside_mbit))
         )
-        found = figures(watched, plan["stages"][1], of_more["stages"][1]) | {"work_seconds": beside_s}
+        found = figures(watched, *(one["stages"][1] for one in (plan, of_more, beside))) | {"work_seconds": beside_s}
         found["plan_refusals"] = plan["refusals"]
     if as_json:
         click.echo(json.dumps(found))

@@ -56,13 +56,16 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     slow, *others = FACTS.members
     smaller = roster.without({slow: lacks(roster, slow, others)})
     due = (3 * 3 / 4 + 3 + 2) * 1000 * (1 + 2 / 128) + 4 * 50  # three contributed, and two results were fetched
-    found = figures(watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE)
+    found = figures(
+        watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE, {**STAGE, "round_s": 2.5}
+    )
     assert found["left_out_whole"] == {slow[-6:]: 1}
     assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)
     assert abs(found["bytes_sent_twice_share"] - 0.25) < 0.001
     assert abs(found["acknowledgements_share"] - 0.1 / 1.1) < 0.001
     rounds = ("undisturbed_round_seconds", "round_seconds", "plan_round_seconds", "step_seconds")
     assert [found[name] for name in rounds] == [3.0, 4.0, 2.0, 10.0]
+    assert (found["beside_round_seconds"], found["plan_beside_round_seconds"]) == (5.0, 2.5)
     assert found["longest_standstill_s"] == 20.0
     assert found["host_bytes_per_parameter_each"] == [7.0, 9.0]
     assert (found["host_bytes_per_parameter"], found["plan_host_bytes_per_parameter"]) == (9.0, 5.0)
@@ -84,7 +87,7 @@ def test_what_was_fetched_is_told_by_the_log(tmp_path: Path) -> None:
 def test_a_part_without_a_contribution_on_the_roster_dropped_it() -> None:
     result = result_of(FACTS, roster_of(FACTS))
     part = replace(result.parts[0], digest=bytes(32), contributors=())
-    found = figures(watched([replace(result, parts=(part, *result.parts[1:]))], 0), STAGE, STAGE)
+    found = figures(watched([replace(result, parts=(part, *result.parts[1:]))], 0), STAGE, STAGE, STAGE)
     assert found["contributions_dropped"] == 4
 
 
