@@ -7,11 +7,12 @@ fast as up, 40 ms from home to home. The first stage's one peer and the host hav
 defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
-to the roster that names it; until it comes rounds are undisturbed, and from then on beside it. Sent twice is what went over the uplinks, but for
-bare acknowledgements, beyond contributions, results, also those that somebody catches up with, the newcomer's state
-and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is what `swarm plan` says,
-told how long a step took here beside its round; the newcomer's that of a stage with one peer more, in which rounds go
-on, and that of rounds beside it what the plan has of a line that somebody's state shares. Needs root and `ip`.
+to the roster that names it; until it comes rounds are undisturbed, and from then on beside it. Sent twice is what went
+over the uplinks, but for bare acknowledgements, beyond contributions, results, also those that somebody catches up
+with, the newcomer's state and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is
+what `swarm plan` says, told how long a step took here beside its round; the newcomer's that of a stage with one peer
+more, in which rounds go on, and that of rounds beside it what the plan has of a line that somebody's state shares.
+Needs root and `ip`.
 """
 
 import contextlib
