@@ -28,8 +28,9 @@ WATCH_S = 20.0
 LOOKUP_EVERY_S, LONGEST_LOOKUP_S, LOOKUPS_A_STEP = 1.0, 20.0, 10
 """A look into the directory asks several peers for the records of all: where steps take minutes, one each second took a
 tenth of a line of 1 Mbit/s, and one each five seconds a twentieth."""
-LONGEST_LEASE_S, LEASES_A_STEP = 60.0, 4
-"""Of this peer's own record: to store it is to ask as many. Whoever is watched is known to be gone at once."""
+LONGEST_LEASE_S, LEASES_A_STEP = 30.0, 4
+"""Of this peer's own record: to store it is to ask as many. Whoever is watched is known to be gone at once. It is not
+longer, for of two records the one that expires later counts, and whoever is started again has another address."""
 LONGEST_RETRY_S = 8.0
 
 
@@ -71,6 +72,10 @@ class Neighbours:
         self._takes = takes
         self._more_to_say = more_to_say
         self._usual_s = usual_s
+        self._had_company = False
+        """Somebody else of its stage was live."""
+        self._expires = -math.inf
+        """When this peer's last record does."""
         self.leaving = False
         self.gone = asyncio.Event()
         """This peer serves the stage no more."""
@@ -114,7 +119,9 @@ class Neighbours:
         addresses: list[Value] = [*self._transport.addresses()[:MAX_ADDRESSES]]
         fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version()), **self._more_to_say()}
         topic = stage_topic(self._run_id, self._stage)
-        await self._directory.publish(topic, fields, ttl_s=self._lease_s)
+        # Never one that expires before the last: that would count.
+        self._expires = max(self._expires, time.monotonic() + self._lease_s)
+        await self._directory.publish(topic, fields, ttl_s=self._expires - time.monotonic())
 
     @property
     def _lease_s(self) -> float:
@@ -123,10 +130,11 @@ class Neighbours:
 
     async def _announce(self) -> None:
         while True:
+            pause_s = self._lease_s / 3
             if not self.leaving:
                 with contextlib.suppress(TransientError):
                     await self.announce_once()
-            await asyncio.sleep(self._lease_s / 3)
+            await asyncio.sleep(pause_s)
 
     async def _follow(self, stage: StageIndex) -> None:
         """Whoever was found and is not watched is tried again until the next look."""
@@ -155,8 +163,10 @@ class Neighbours:
             await asyncio.sleep(LOOKUP_EVERY_S)
 
     def _pause_s(self, stage: StageIndex) -> float:
-        """A small share of a step; but hops wait for a peer of a stage beside this one of which nobody is known."""
-        if stage != self._stage and not self._live.get(stage):
+        """A small share of a step; but hops wait for a peer of a stage beside this one of which nobody is known, and
+        who has lost all of its own was cut off."""
+        is_expected = stage != self._stage or self._had_company
+        if is_expected and not self._live.get(stage):
             return LOOKUP_EVERY_S
         return min(LONGEST_LOOKUP_S, max(LOOKUP_EVERY_S, (self._usual_s() or 0.0) / LOOKUPS_A_STEP))
 
@@ -170,6 +180,7 @@ class Neighbours:
             await self._transport.call(peer, WATCH, Message(meta), timeout_s=call_s, max_body_bytes=0)
             meta["waits"] = True
             live.add(peer)
+            self._had_company |= stage == self._stage
             self.addresses[peer] = addresses
             self._misses.pop(peer, None)
             self._events.publish(PeersChanged(stage, frozenset(live)))

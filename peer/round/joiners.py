@@ -87,7 +87,7 @@ class Joiners:
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
         self._lacks_bytes: dict[PeerId, int] = {}
-        """That who was a member lately lacked of a result, as it said when it last asked for a part."""
+        """That who was a member lately lacked of the stage's last result, as it said when it last asked for a part."""
         self._passed_at = 0.0
         """When somebody was last passed."""
         self._owed_bytes = 0.0
@@ -99,13 +99,15 @@ class Joiners:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, peer: PeerId, *, is_of_state: bool = False, lacks_bytes: int = 0
+        self, peer: PeerId, *, is_of_state: bool = False, lacks_bytes: int | None = None
     ) -> AsyncIterator[Callable[[int], None]]:
-        """Whose answer goes next; gives what is to be told how long that is. `lacks_bytes`: of the same result, this
-        answer's among them, by its peer's word."""
+        """Whose answer goes next; gives what is to be told how long that is. `lacks_bytes`: of the stage's last result,
+        this answer's among them, by its peer's word; None: it is of another."""
         turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
         if self._is_back(turn):
-            self._lacks_bytes[peer] = lacks_bytes
+            self._lacks_bytes.pop(peer, None)
+            if lacks_bytes is not None:
+                self._lacks_bytes[peer] = lacks_bytes
         self._waiting.append(turn)
         self._begin()
         try:
@@ -126,16 +128,17 @@ class Joiners:
         self._lately.append(event.chain.members)
         known = set().union(*self._lately)
         self._took_at = {peer: at for peer, at in self._took_at.items() if peer in known}
-        self._lacks_bytes = {peer: lacks for peer, lacks in self._lacks_bytes.items() if peer in known}
+        self._lacks_bytes.clear()
         self._begin()
 
     def back_in_s(self, peer: PeerId) -> float | None:
-        """How long somebody who was a member lately and takes a result at the moment takes for the rest of it, if its
-        donors' uplinks are for that alone, and as fast as this one's; None: it takes none."""
-        if not self._takes(peer, TAKES_S):
+        """How long somebody who was a member lately and takes the stage's last result at the moment takes for the rest
+        of it, if its donors' uplinks are for that alone, and as fast as this one's; None: it takes none."""
+        lacks_bytes = self._lacks_bytes.get(peer)
+        if lacks_bytes is None or not self._takes(peer, TAKES_S):
             return None
         num_donors = min(MOST_DONORS, max(1, len(self._steps.chain.members) - 1))
-        return expected_s(self._lacks_bytes.get(peer, 0), num_donors * (self._uplink() or LEAST_BYTES_PER_S))
+        return expected_s(lacks_bytes, num_donors * (self._uplink() or LEAST_BYTES_PER_S))
 
     def _takes(self, peer: PeerId, asks_again_s: float) -> bool:
         """Whether somebody who was a member lately takes results, or took one not longer ago."""

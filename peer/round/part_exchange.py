@@ -115,13 +115,14 @@ class PartExchange:
         fields = Fields("part request", request.meta)
         step = Step(fields.integer("step"))
         lacks_bytes = fields.integer("lacks_bytes") if fields.optional("lacks_bytes") else 0
+        is_last = int(step) == self._steps.version - 1
         held = self._context.results.get(step)
         took_part = (
             held is None or sender in held[0].roster.reducers or held[0].roster.contribution_of(sender) is not None
         )
         if sender in self._steps.chain.members and took_part and int(step) >= self._steps.version - 1:
             return contextlib.nullcontext(lambda _: None)
-        return self.joiners.turn(sender, lacks_bytes=lacks_bytes)
+        return self.joiners.turn(sender, lacks_bytes=lacks_bytes if is_last else None)
 
     # -- the own contribution -----------------------------------------------------------------------------
 

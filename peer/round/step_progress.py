@@ -139,6 +139,7 @@ class ProgressCalls:
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
         now = state.heard_at[member] = time.monotonic()
+        self._expected.discard(member)
         granted = state.progress.report(member, report, now=now)
         self.close_if_due(state)
         return granted, state.progress.is_exhausted

@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
 PART_BYTES = "part_bytes"
-"""{step, part, digest} -> that part of a step's result, of a step that is open or whose result is kept."""
+"""{step, part, digest, lacks_bytes | absent} -> that part of a step's result, of a step that is open or whose result is
+kept. `lacks_bytes`: what its caller lacks of that result."""
 EARLY_PARTS = "early_parts"
 """{step, from} -> {parts: [[part, digest], ...]}: what is here of an open step's result, in the order in which it
 came, but for the first so many. It may yet turn out otherwise."""

@@ -202,17 +202,16 @@ class AveragingRound:
         if self.result is not None or (self._lead.is_on and view == self.view):
             return []
         self._lead.joins, self._lead.neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
-        self._lead.late_s = late_s or {}
-        return self._begin(view, reason, now)
+        return self._begin(view, reason, now, late_s)
 
-    def _begin(self, view: int, reason: str, now: float) -> Instructions:
+    def _begin(self, view: int, reason: str, now: float, late_s: Mapping[PeerId, float] | None = None) -> Instructions:
         self._enter(view)
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
         here = {peer: said for peer, said in self._ahead.items() if said[0] == view}
         self._ahead = {peer: said for peer, said in self._ahead.items() if said[0] > view}
         promises = [promise for _, _, promise in here.values() if promise is not None]
-        out = self._lead.begin(view, reason, promises, now) + self._commit(now)
+        out = self._lead.begin(view, reason, promises, now, late_s or {}) + self._commit(now)
         for peer, (_, made, promise) in here.items():
             out += self._committed(peer, made, promise, now)
         return out

@@ -60,8 +60,10 @@ class RoundLead:
     num_waits: int = 0
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
-    _late_until: float = -math.inf
-    """Until when late members are waited for, since nobody else is missing."""
+    _began_at: float = -math.inf
+    """When the view did."""
+    _late_since: float = math.inf
+    """Since when only late members are missing."""
     _shows_enough: bool = False
     _num_reliefs: int = 0
     _missed: set[PeerId] = field(default_factory=set)
@@ -80,11 +82,18 @@ class RoundLead:
 
     # -- commitments --------------------------------------------------------------------------------------
 
-    def begin(self, view: int, reason: str, promises: Iterable[Promise], now: float) -> Instructions:
+    def begin(
+        self,
+        view: int,
+        reason: str,
+        promises: Iterable[Promise],
+        now: float,
+        late_s: Mapping[PeerId, float],
+    ) -> Instructions:
         """Ask everyone for commitments to `view`, which this peer has entered; of some it has `promises`."""
         self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
         self._asked_again = self._shows_enough = False
-        self._late_until = -math.inf
+        self.late_s, self._began_at, self._late_since = late_s, now, math.inf
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -154,6 +163,12 @@ class RoundLead:
         phase_s = self.facts.phase_s
         return min(self.late_s.get(peer, phase_s) if peer in self.facts.late else math.inf, LONGEST_PHASES * phase_s)
 
+    def _late_until(self, missing: Collection[PeerId]) -> float:
+        """When these late members are waited for no longer: from when they alone were missing, which nothing that comes
+        after it puts off, and not past when others are."""
+        waits_s = max(map(self._waits_s, missing), default=0.0)
+        return min(self._late_since + waits_s, self._began_at + LONGEST_PHASES * self.facts.phase_s)
+
     def propose(self, now: float, *, late: bool = False) -> Instructions:
         """Ask for votes on the view's roster, or on the result that must be proposed again, once that is possible."""
         if not self.is_on or self.me not in self.committed or self.ballots.proposal is not None:
@@ -161,8 +176,8 @@ class RoundLead:
         missing = self._missing()
         if missing and not late:
             if set(missing) <= {*self.facts.late} and self.patience.due is not None:
-                self._late_until = now + max(map(self._waits_s, missing))
-                self.patience.due = min(self.patience.due, self._late_until)
+                self._late_since = min(self._late_since, now)
+                self.patience.due = min(self.patience.due, max(now, self._late_until(missing)))
             return []
         led = self.voter.rosters.get(self.view)
         if led is not None:  # certified before this process was started again: the view has no other
@@ -416,8 +431,8 @@ class RoundLead:
         if not self._asked_again and set(missing) - {*self.facts.late}:
             self._asked_again = True
             return out + self._send_close(missing)
-        if now < self._late_until:
-            self.patience.due = self._late_until
+        if self._late_since < math.inf and now < self._late_until(missing):
+            self.patience.due = self._late_until(missing)
             return out + self._send_close(missing)
         proposed = self.propose(now, late=True)
         if not proposed:  # too few promises: whoever comes back is needed

@@ -26,7 +26,7 @@ from swarm.network.transport import Message, Transport
 TELL = "directory_records"
 """{topic, own: [a record] or []} -> {records}: what the asked holds under the topic, some of it if it is much."""
 ASK_EVERY_S = 5.0
-"""For a topic, at most: the DHT is asked more often."""
+"""For a topic, at most: whoever looks at it asks the DHT each time."""
 ASKED = 2
 """Of those who are there, and as many seeds."""
 CALL_S = 3.0

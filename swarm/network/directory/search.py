@@ -51,11 +51,12 @@ class SearchingNode(DHTNode):  # type: ignore[misc]
         return dict(zip(queries, await asyncio.gather(*map(search, queries)), strict=True))
 
     async def held_under(self, key: DHTID, most: int) -> list[object]:
-        """What up to so many of the nodes nearest to `key` hold there: who is asked who is near says so as well."""
+        """What so many of the nearest nodes that hold something at `key` hold: it is said with who is near."""
         size, table = self.protocol.bucket_size, self.protocol.routing_table
         known = self._filter_blacklisted(dict(table.get_nearest_neighbors(key, size, self.node_id)))
         _, held = await self._nearest(key, known, max(size, most))
-        return [held[node].value for node in sorted(held, key=key.xor_distance)[:most] if held[node] is not None]
+        holders = sorted((node for node in held if held[node] is not None), key=key.xor_distance)
+        return [held[node].value for node in holders[:most]]
 
     async def _nearest(
         self, query: DHTID, known: dict[DHTID, PeerID], beam: int

@@ -1,6 +1,7 @@
 """Whoever watches its neighbours asks them now and then, however soon they answer."""
 
 import asyncio
+import math
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -104,11 +105,15 @@ class Minute:
     """Of the other."""
     is_there: bool = True
     serves_from_s: float = 0.0
-    """When the other begins to answer."""
+    serves_until_s: float = math.inf
+    """When the other begins to answer, and ends."""
+    then_usual_s: float | None = None
+    """After half of it."""
     looks: int = 0
     """For peers of its stage."""
     leases: list[float] = field(default_factory=list)
     """Of its own record, each time that it was published."""
+    published_at: list[float] = field(default_factory=list)
     found_at: float | None = None
     """When the other was live here."""
 
@@ -119,19 +124,22 @@ class Minute:
 
     async def publish(self, topic: str, fields: Any, *, ttl_s: float) -> None:
         self.leases.append(ttl_s)
+        self.published_at.append(asyncio.get_running_loop().time())
 
     async def _on_watch(self, sender: PeerId, request: Message) -> Message:
-        if asyncio.get_running_loop().time() < self.serves_from_s:
-            raise TransientError("not yet")
+        loop = asyncio.get_running_loop()
+        if not self.serves_from_s <= loop.time() < self.serves_until_s:
+            raise TransientError("not now")
         if request.meta["waits"]:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(min(WATCH_S, self.serves_until_s - loop.time()))
         return Message()
 
     async def _main(self) -> None:
         network, loop = MemoryNetwork(random.Random(0)), asyncio.get_running_loop()
-        mine, self.serves_from_s = network.transport(ME), loop.time() + self.serves_from_s
+        mine, began = network.transport(ME), loop.time()
+        self.serves_from_s, self.serves_until_s = began + self.serves_from_s, began + self.serves_until_s
         network.transport(OTHER).serve(WATCH, self._on_watch, max_body_bytes=0)
-        events, began = Events(), loop.time()
+        events = Events()
         events.hear(PeersChanged, lambda event: setattr(self, "found_at", self.found_at or loop.time() - began))
         events.seal()
         context: Any = SimpleNamespace(settings=small_settings(2), run_id=RUN_ID, transport=mine, events=events)
@@ -140,7 +148,9 @@ class Minute:
             context, directory, STAGE, lambda: Version(0), lambda peer, fields: True, dict, lambda: self.usual_s
         )
         watching = asyncio.ensure_future(neighbours.run())
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(30.0)
+        self.usual_s = self.usual_s if self.then_usual_s is None else self.then_usual_s
+        await asyncio.sleep(30.0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
@@ -162,6 +172,19 @@ def test_records_are_published_seldom_where_steps_are_long_and_live_for_longer()
     assert len(short) >= 60.0 / (lease_s / 3)
     assert {*long} == {LONGEST_LEASE_S}
     assert len(long) <= 60.0 / (LONGEST_LEASE_S / 3) + 1
+
+
+def test_a_record_never_expires_before_the_one_that_it_takes_the_place_of() -> None:
+    """Of two the one that expires later counts, and what the newer says would not be heard."""
+    minute = Minute(400.0, then_usual_s=1.0).passes()
+    ends = [at + lease_s for at, lease_s in zip(minute.published_at, minute.leases, strict=True)]
+    assert min(minute.leases) == small_settings(2).deadlines.lease_s < LONGEST_LEASE_S
+    assert ends == sorted(ends)
+
+
+def test_who_has_lost_all_of_its_stage_looks_for_it_at_once() -> None:
+    minute = Minute(400.0, stage=0, serves_until_s=20.0).passes()
+    assert minute.looks >= 30
 
 
 def test_who_does_not_answer_is_tried_again_between_two_looks() -> None:

@@ -91,8 +91,8 @@ class Crowd:
     bytes_to: dict[PeerId, int] = field(default_factory=dict)
     """Of an answer to these."""
     are_of_states: bool = False
-    lacks_bytes: int = 0
-    """As those who ask say."""
+    lacks_bytes: int | None = 0
+    """Of the last result, as those who ask say."""
     uplink: float | None = None
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -285,6 +285,10 @@ def test_who_is_on_its_way_back_has_what_it_lacks_from_all_members(clock: Clock,
         crowd.ask(MEMBER)
         await settled()
         assert crowd.joiners.back_in_s(MEMBER) == pytest.approx(PIECE_BYTES / rate)
+        crowd.lacks_bytes = None
+        crowd.ask(MEMBER)
+        await settled()
+        assert crowd.joiners.back_in_s(MEMBER) is None, "it takes another result"
         await crowd.over()
 
     asyncio.run(main())

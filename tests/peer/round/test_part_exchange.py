@@ -600,21 +600,22 @@ def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_
 )
 def test_parts_go_at_once_to_members_that_rounds_wait_for(scene: Scene, who: str, behind: int, waits: bool) -> None:
     """Who took part in a round, who was left out of it, and who is no member; of the present step and those before."""
-    turns: list[tuple[PeerId, int]] = []
+    turns: list[tuple[PeerId, int | None]] = []
     steps: Any = scene.exchange._steps
     steps.chain.members = (SENDER, OTHER) if who != "none" else (OTHER,)
     roster = SimpleNamespace(contribution_of=lambda peer: object() if who == "part" else None, reducers=(OTHER,))
     kept = {int(FACTS.step) - back: (SimpleNamespace(roster=roster), []) for back in (1, 2)}
     scene.exchange._context.results = cast(Any, kept)
 
-    def turn(peer: PeerId, *, lacks_bytes: int) -> None:
+    def turn(peer: PeerId, *, lacks_bytes: int | None) -> None:
         turns.append((peer, lacks_bytes))
 
     scene.exchange.joiners = cast(Any, SimpleNamespace(turn=turn))
     wanted: dict[str, Any] = {"step": int(FACTS.step) - behind, "part": 0, "digest": bytes(32)}
     scene.exchange._turn(SENDER, Message(wanted))
     scene.exchange._turn(SENDER, Message({**wanted, "lacks_bytes": 5}))
-    assert turns == [(SENDER, 0), (SENDER, 5)] * waits
+    of_last: list[int | None] = [0, 5] if behind == 1 else [None, None]
+    assert turns == [(SENDER, lacks_bytes) for lacks_bytes in of_last] * waits
 
 
 def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:

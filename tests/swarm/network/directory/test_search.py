@@ -91,8 +91,11 @@ def test_what_nodes_hold_is_told_when_they_are_asked_who_is_near() -> None:
     asyncio.run(main())
 
 
-def test_of_those_asked_the_nearest_are_heard() -> None:
+def test_of_those_who_hold_something_the_nearest_are_heard() -> None:
     assert asyncio.run(Holding().held_under(DHTID.generate(source="d"), 1)) == ["held by d"]
+    assert len(asyncio.run(Holding().held_under(DHTID.generate(source="a"), 1))) == 1, (
+        "who answers nothing takes no place"
+    )
 
 
 def test_a_search_ends_though_ever_nearer_nodes_are_named() -> None:
