@@ -20,8 +20,6 @@ from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AveragingRound, Instruction, SendTurned
-from swarm.core.round.facts import RoundFacts
-from swarm.core.round.lead import LONGEST_PHASES
 from swarm.core.round.step_progress import MemberReport, StepProgress
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -35,10 +33,9 @@ MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S, LONGEST_REPORT_S, REPORTS_A_STEP = 0.25, 2.0, 400
 """But at once where there is more to say: the rest keeps a leader sure that its members live, and them of its word."""
-ABSENT_SHARE = 0.25
-"""Of a phase: so long a leader waits for a late member of whom it has heard nothing in this step."""
-BACK_TIMES = 1.5
-"""As long as who is on its way back would take, if all its donors sent nothing else: they send what has begun."""
+BACK_TIMES, LONGEST_WAIT_SHARE = 1.5, 0.5
+"""So many times as long as who is on its way back would take, if all its donors sent nothing else, for they send what
+has begun; and at most that share of what steps lately took, of which others give a leader `USUAL_TIMES`."""
 USUAL_TIMES = 2.0
 """A step that takes so many times as long as steps lately did has a leader that waits for nothing."""
 
@@ -66,7 +63,7 @@ class ProgressCalls:
         self._neighbours = neighbours
         self._is_closed_before = is_closed_before
         self._back_in_s = back_in_s
-        self._expected: set[PeerId] = set()
+        self._in_vain: set[PeerId] = set()
         """Late members that were waited for, since they were on their way back, and not heard of yet."""
 
     def serve(self) -> None:
@@ -139,7 +136,7 @@ class ProgressCalls:
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
         now = state.heard_at[member] = time.monotonic()
-        self._expected.discard(member)
+        self._in_vain.discard(member)
         granted = state.progress.report(member, report, now=now)
         self.close_if_due(state)
         return granted, state.progress.is_exhausted
@@ -198,7 +195,7 @@ class ProgressCalls:
         if isinstance(progress, StepProgress) and not progress.is_source and self._is_closed_before(state.step):
             progress.closed_before(now=now)
         closing = progress.closing(now=now)
-        if closing is None:
+        if closing is None or self._awaits_the_late(state, state.round, now):
             return
         log.debug("stage %d step %d closes: %s", steps.chain.stage, state.step, closing.reason)
         self._driver.carry_out(state, self._closed(state, state.round, closing.reason, now))
@@ -253,28 +250,26 @@ class ProgressCalls:
         ]
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
-        return machine.close(
-            reason=reason,
-            joins=joins,
-            neighbours=drawn,
-            late_s=self._late_s(state, machine.facts),
-            view=machine.view,
-            now=now,
-        )
+        unheard = [peer for peer in steps.chain.members if not state.progress.has_heard(peer)]
+        return machine.close(reason=reason, joins=joins, neighbours=drawn, unheard=unheard, view=machine.view, now=now)
 
-    def _late_s(self, state: StepState, facts: RoundFacts) -> dict[PeerId, float]:
-        """How long late members are waited for that have not said yet that they are at this step.
+    def _awaits_the_late(self, state: StepState, machine: AveragingRound, now: float) -> bool:
+        """Whether somebody who was left out of the last round takes its result, and is in time if others send nothing
+        else meanwhile: once the round has begun it has what it lacks when the next is half made, over and over.
 
-        Who takes the last result, and would have it in time if others sent nothing else, has that time: until it is
-        back the stage gives it what it lacks beside each round, and it has each result when the next is half made.
         Whoever was waited for in vain is not again before it is heard of.
         """
-        silent = [peer for peer in facts.late if not state.progress.has_heard(peer)]
-        self._expected &= {*silent}
-        waits = dict.fromkeys(silent, ABSENT_SHARE * facts.phase_s)
-        for peer in {*silent} - self._expected:
-            back_in_s = self._back_in_s(peer)
-            if back_in_s is not None and BACK_TIMES * back_in_s <= LONGEST_PHASES * facts.phase_s:
-                self._expected.add(peer)
-                waits[peer] = max(facts.phase_s, BACK_TIMES * back_in_s)
-        return waits
+        heard, late, usual_s = state.progress.has_heard, {*machine.facts.late}, self._steps.usual_s
+        if state.late_until is None:
+            state.late_until = {}
+            self._in_vain &= late
+            for peer in late - self._in_vain if usual_s is not None else ():
+                back_in_s = None if heard(peer) else self._back_in_s(peer)
+                if back_in_s is not None and BACK_TIMES * back_in_s <= LONGEST_WAIT_SHARE * (usual_s or 0.0):
+                    self._in_vain.add(peer)
+                    state.late_until[peer] = now + BACK_TIMES * back_in_s
+                    log.info(
+                        "stage %d step %d: %s is back in %.0f s", machine.facts.stage, state.step, peer[-6:], back_in_s
+                    )
+        there = self._presence.present()
+        return any(now < until and peer in there and not heard(peer) for peer, until in state.late_until.items())

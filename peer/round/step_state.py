@@ -90,6 +90,9 @@ class StepState:
     parts: StepParts = field(default_factory=StepParts)
     sheets: StepSheets | None = None
     """None before there is a round, and for a peer that is no member. By `rounds`."""
+    late_until: dict[PeerId, float] | None = None
+    """Until when who was left out lately and is on its way back is waited for, where this peer leads; known once
+    nothing else is. By `step_progress`."""
     closed_at: float | None = None
     """When the round asked for this peer's contribution: from then on it is the last word of its sum. By `driver`."""
     busy_s_at_close: float = 0.0

@@ -9,7 +9,7 @@ What this member sends and reduces under a certified roster is `swarm.core.round
 of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.audit.ticket import Verify
@@ -191,27 +191,27 @@ class AveragingRound:
         reason: str,
         joins: Iterable[PeerId],
         neighbours: Iterable[PeerId] = (),
-        late_s: Mapping[PeerId, float] | None = None,
+        unheard: Iterable[PeerId] = (),
         view: int,
         now: float,
     ) -> Instructions:
-        """The leader of `view` (this peer) closes the step. `late_s`: how long it waits for late members
-        (`RoundFacts.late`), if it is not a phase; at most as long as for others."""
+        """The leader of `view` (this peer) closes the step; of these it has not heard that they are there."""
         assert self.facts.leader_of(view) == self.me
         assert view >= self.view
         if self.result is not None or (self._lead.is_on and view == self.view):
             return []
         self._lead.joins, self._lead.neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
-        return self._begin(view, reason, now, late_s)
+        self._lead.absent = frozenset(unheard).intersection(self.facts.late)
+        return self._begin(view, reason, now)
 
-    def _begin(self, view: int, reason: str, now: float, late_s: Mapping[PeerId, float] | None = None) -> Instructions:
+    def _begin(self, view: int, reason: str, now: float) -> Instructions:
         self._enter(view)
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
         here = {peer: said for peer, said in self._ahead.items() if said[0] == view}
         self._ahead = {peer: said for peer, said in self._ahead.items() if said[0] > view}
         promises = [promise for _, _, promise in here.values() if promise is not None]
-        out = self._lead.begin(view, reason, promises, now, late_s or {}) + self._commit(now)
+        out = self._lead.begin(view, reason, promises, now) + self._commit(now)
         for peer, (_, made, promise) in here.items():
             out += self._committed(peer, made, promise, now)
         return out

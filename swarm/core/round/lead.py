@@ -19,8 +19,8 @@ from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import RoundVoter
 from swarm.core.round.voting import Promise, Proof, Sign
 
-LONGEST_PHASES = 3
-"""That a member's commitment is waited for."""
+ABSENT_SHARE = 0.25
+"""Of a phase: so long a leader waits for a late member of whom it has heard nothing in this step."""
 MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
 
@@ -53,17 +53,13 @@ class RoundLead:
     reason: str = ""
     joins: tuple[PeerId, ...] = ()
     neighbours: tuple[PeerId, ...] = ()
-    late_s: Mapping[PeerId, float] = field(default_factory=dict)
-    """How long late members are waited for, if it is not a phase."""
+    absent: frozenset[PeerId] = frozenset()
+    """Late members that have not said yet that they are at this step."""
     leave_out: dict[PeerId, tuple[Lack, ...]] = field(default_factory=dict)
     """Whose contributions the next roster is to do without, by whose words."""
     num_waits: int = 0
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
-    _began_at: float = -math.inf
-    """When the view did."""
-    _late_since: float = math.inf
-    """Since when only late members are missing."""
     _shows_enough: bool = False
     _num_reliefs: int = 0
     _missed: set[PeerId] = field(default_factory=set)
@@ -82,18 +78,10 @@ class RoundLead:
 
     # -- commitments --------------------------------------------------------------------------------------
 
-    def begin(
-        self,
-        view: int,
-        reason: str,
-        promises: Iterable[Promise],
-        now: float,
-        late_s: Mapping[PeerId, float],
-    ) -> Instructions:
+    def begin(self, view: int, reason: str, promises: Iterable[Promise], now: float) -> Instructions:
         """Ask everyone for commitments to `view`, which this peer has entered; of some it has `promises`."""
         self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
         self._asked_again = self._shows_enough = False
-        self.late_s, self._began_at, self._late_since = late_s, now, math.inf
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -158,17 +146,6 @@ class RoundLead:
 
     # -- the roster ---------------------------------------------------------------------------------------
 
-    def _waits_s(self, peer: PeerId) -> float:
-        """For a member's commitment."""
-        phase_s = self.facts.phase_s
-        return min(self.late_s.get(peer, phase_s) if peer in self.facts.late else math.inf, LONGEST_PHASES * phase_s)
-
-    def _late_until(self, missing: Collection[PeerId]) -> float:
-        """When these late members are waited for no longer: from when they alone were missing, which nothing that comes
-        after it puts off, and not past when others are."""
-        waits_s = max(map(self._waits_s, missing), default=0.0)
-        return min(self._late_since + waits_s, self._began_at + LONGEST_PHASES * self.facts.phase_s)
-
     def propose(self, now: float, *, late: bool = False) -> Instructions:
         """Ask for votes on the view's roster, or on the result that must be proposed again, once that is possible."""
         if not self.is_on or self.me not in self.committed or self.ballots.proposal is not None:
@@ -176,8 +153,8 @@ class RoundLead:
         missing = self._missing()
         if missing and not late:
             if set(missing) <= {*self.facts.late} and self.patience.due is not None:
-                self._late_since = min(self._late_since, now)
-                self.patience.due = min(self.patience.due, max(now, self._late_until(missing)))
+                share = ABSENT_SHARE if self.absent.issuperset(missing) else 1.0
+                self.patience.due = min(self.patience.due, now + share * self.facts.phase_s)
             return []
         led = self.voter.rosters.get(self.view)
         if led is not None:  # certified before this process was started again: the view has no other
@@ -187,7 +164,9 @@ class RoundLead:
             return []  # promises of a quorum are awaited
         bound = proof.certificate if proof is not None else None
         for peer in missing:
-            self.late[peer] = f"no commitment within {self._waits_s(peer):.1f} s"
+            share = ABSENT_SHARE if peer in self.absent else 1 if peer in self.facts.late else 3
+            waited_s = share * self.facts.phase_s
+            self.late[peer] = f"no commitment within {waited_s:.1f} s"
         if bound is not None and bound.phase == "result":
             assert proof is not None
             likely = self.voter.likely[bound.view]
@@ -430,9 +409,6 @@ class RoundLead:
         out = self._ask_promises()
         if not self._asked_again and set(missing) - {*self.facts.late}:
             self._asked_again = True
-            return out + self._send_close(missing)
-        if self._late_since < math.inf and now < self._late_until(missing):
-            self.patience.due = self._late_until(missing)
             return out + self._send_close(missing)
         proposed = self.propose(now, late=True)
         if not proposed:  # too few promises: whoever comes back is needed

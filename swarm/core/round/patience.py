@@ -1,9 +1,9 @@
 """How long a member of a round waits: for votes if it leads, else for its leader; and for whose parts.
 
 Deadlines of messages are multiples of `phase_s`: a leader waits 2 before it asks once more, 3 before it goes on without
-a member, of which 1 when only late ones are missing (`RoundFacts.late`; or as long as it is told), 2 before it relieves
-a reducer of which nothing is heard; others wait 4 before they turn to the next leader, and longer each time, so that
-views do not run away from a stage that is cut in two. While bytes move nobody turns away.
+a member, or 1 once only late ones are missing (`RoundFacts.late`), 2 before it relieves a reducer of which nothing is
+heard; others wait 4 before they turn to the next leader, and longer each time, so that views do not run away from a
+stage that is cut in two. While bytes move nobody turns away.
 While parts are awaited under a roster, nobody turns from its leader before reducers could have said who is silent: only
 they see what comes to them, and a view that ends sooner begins their waits anew.
 

@@ -1,16 +1,17 @@
 """When a leader that lives is passed over: not while a step takes as long as steps do, and never without a word. And
 how long a leader waits for members that were left out lately."""
 
+import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from peer.round import step_progress as progress_module
-from peer.round.step_progress import ABSENT_SHARE, BACK_TIMES, USUAL_TIMES, ProgressCalls
+from peer.round.step_progress import BACK_TIMES, LONGEST_WAIT_SHARE, USUAL_TIMES, ProgressCalls
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import SendTurned
-from swarm.core.round.lead import LONGEST_PHASES
 from tests.peer.round.test_joiners import Clock
 from tests.swarm.core.round.round_world import facts_of
 
@@ -102,30 +103,76 @@ def test_who_has_nothing_to_bring_and_hears_of_nobody_waits_for_nothing(clock: C
     assert passed_over_at(Around(waits_since=0.0, is_closing=True), clock, until=2e4) is None
 
 
-def waits_for(peer: PeerId, back_in_s: list[float | None], heard_in: int | None = None) -> list[float | None]:
-    """So many phases it is waited for, in one round after another, if it would be back so soon; None: as others."""
-    facts = facts_of(4)
-    facts = replace(facts, late=(facts.members[0],))
-    nothing, asked = cast(Any, Around()), list[float | None]()
-    calls = ProgressCalls(nothing, nothing, nothing, nothing, set, lambda _: False, lambda _: asked[-1])
-    waits = []
-    for number, soon in enumerate(back_in_s):
-        asked.append(soon)
-        progress = type("Progress", (), {"has_heard": lambda _, said=number == heard_in: said})
-        state: Any = type("State", (), {"progress": progress})
-        waits.append(calls._late_s(state, facts).get(facts.members[0]))
-    return [None if waited_s is None else waited_s / facts.phase_s for waited_s in waits]
+@dataclass
+class Leader:
+    """That has all of a step's microbatches, of which a member was left out lately; each second it looks again."""
+
+    clock: Clock
+    back_in_s: float | None
+    """Of the late member, as it is at first."""
+    usual_s: float | None = 200.0
+    around: Any = field(default_factory=Around)
+
+    def __post_init__(self) -> None:
+        self.late, facts = facts_of(4).members[0], facts_of(4)
+        self.facts, self.heard = replace(facts, late=(self.late,)), set[PeerId]()
+        self.there = [*facts.members]
+        steps: Any = SimpleNamespace(usual_s=self.usual_s, context=None)
+        presence: Any = SimpleNamespace(present=lambda: self.there)
+        nothing = self.around
+        self.calls = ProgressCalls(steps, presence, nothing, nothing, set, lambda _: False, lambda peer: self.back_in_s)
+
+    def waits_s(self, *, heard_after_s: float = math.inf, gone_after_s: float = math.inf) -> float:
+        """Before it closes the step."""
+        progress = SimpleNamespace(has_heard=lambda peer: peer in self.heard)
+        state: Any = SimpleNamespace(progress=progress, late_until=None, step=3, heard_at={})
+        machine: Any = SimpleNamespace(facts=self.facts)
+        began = self.clock.now
+        while self.calls._awaits_the_late(state, machine, self.clock.now):
+            self.clock.now += 1.0
+            if self.clock.now >= began + heard_after_s:
+                self.heard.add(self.late)
+                self.calls._in_vain.discard(self.late)
+            if self.clock.now >= began + gone_after_s:
+                self.there.remove(self.late)
+        return self.clock.now - began
 
 
-def test_who_is_on_its_way_back_has_the_time_that_it_needs() -> None:
-    phase_s, late = facts_of(4).phase_s, facts_of(4).members[0]
-    just_s = LONGEST_PHASES * phase_s / BACK_TIMES
-    assert waits_for(late, [just_s]) == [LONGEST_PHASES]
-    assert waits_for(late, [0.0]) == [1.0], "a phase, as who is there and late"
-    assert waits_for(late, [1.01 * just_s, None]) == [ABSENT_SHARE] * 2
+def test_who_is_on_its_way_back_has_the_time_that_it_needs_if_that_is_not_long(clock: Clock) -> None:
+    just_s = LONGEST_WAIT_SHARE * 200.0 / BACK_TIMES
+    assert Leader(clock, 40.0).waits_s() == 40.0 * BACK_TIMES
+    assert Leader(clock, just_s).waits_s() == pytest.approx(BACK_TIMES * just_s, abs=1.0)
+    assert Leader(clock, 1.01 * just_s).waits_s() == 0.0
+    assert Leader(clock, None).waits_s() == 0.0, "it takes no result"
+    assert Leader(clock, 1.0, usual_s=None).waits_s() == 0.0, "nobody knows what is long"
 
 
-def test_who_was_waited_for_in_vain_is_not_again_before_it_is_heard_of() -> None:
-    late = facts_of(4).members[0]
-    assert waits_for(late, [0.0, 0.0, 0.0]) == [1.0, ABSENT_SHARE, ABSENT_SHARE]
-    assert waits_for(late, [0.0, 0.0, 0.0], heard_in=1) == [1.0, None, 1.0]
+@pytest.mark.parametrize("back_in_s", [None, 40.0])
+def test_the_round_begins_when_nobody_is_waited_for(clock: Clock, back_in_s: float | None) -> None:
+    leader = Leader(clock, back_in_s)
+    leader.calls._context = cast(Any, SimpleNamespace(me=ME))
+    leader.calls._closed = lambda *given: cast(Any, ["it begins"])  # type: ignore[method-assign]
+    progress = SimpleNamespace(has_heard=lambda _: False, closing=lambda *, now: SimpleNamespace(reason="all are in"))
+    machine: Any = SimpleNamespace(facts=leader.facts)
+    state: Any = SimpleNamespace(progress=progress, late_until=None, step=3, round=machine, leader=ME, closed_at=None)
+    leader.calls._steps.chain = cast(Any, SimpleNamespace(stage=0))
+    leader.calls.close_if_due(state)
+    assert leader.around.said == ([] if back_in_s else ["it begins"])
+    clock.now += 40.0 * BACK_TIMES
+    leader.calls.close_if_due(state)
+    assert leader.around.said[-1:] == ["it begins"]
+
+
+def test_a_wait_ends_when_who_was_waited_for_is_there_or_gone(clock: Clock) -> None:
+    assert Leader(clock, 40.0).waits_s(heard_after_s=5.0) == 5.0
+    assert Leader(clock, 40.0).waits_s(gone_after_s=7.0) == 7.0
+
+
+def test_who_was_waited_for_in_vain_is_not_again_before_it_is_heard_of(clock: Clock) -> None:
+    leader = Leader(clock, 40.0)
+    assert leader.waits_s() > 0.0
+    assert leader.waits_s() == 0.0
+    leader.calls._in_vain.discard(leader.late)  # as its report does
+    assert leader.waits_s(heard_after_s=5.0) == 5.0
+    leader.heard.clear()
+    assert leader.waits_s() > 0.0

@@ -24,7 +24,7 @@ from swarm.core.round.averaging_round import (
 )
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Exclusion, Rate, ReducedPart
-from swarm.core.round.lead import LONGEST_PHASES, MAX_RELIEFS
+from swarm.core.round.lead import ABSENT_SHARE, MAX_RELIEFS
 from swarm.core.round.voting import Proof, quorum
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -75,65 +75,22 @@ def test_a_leader_proposes_at_once_when_all_are_in_or_gone() -> None:
     assert set(roster.reducers) <= {leader.me, second.me}
 
 
-@pytest.mark.parametrize("phases", [0.25, None, 2.5, LONGEST_PHASES + 1.0])
-def test_once_all_others_are_there_a_leader_waits_a_phase_for_a_late_member_or_as_long_as_it_is_told(
-    phases: float | None,
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_leader_waits_a_phase_for_a_late_member_once_all_others_are_there_and_less_if_it_is_not_at_the_step(
+    is_there: bool,
 ) -> None:
     facts, _ = facts_and_rounds(4)
     first, second, third, slow = facts.leaders
     leader = round_of(replace(facts, late=(slow,)), first)
-    late_s = {} if phases is None else {slow: phases * facts.phase_s}
-    leader.close(reason="full", joins=[], late_s=late_s, view=0, now=0.0)
+    leader.close(reason="full", joins=[], unheard=[third] if is_there else [third, slow], view=0, now=0.0)
     leader.contributed(contribution(first), now=0.0)
     assert leader.on_commit(second, 0, contribution(second), None, None, None, now=0.1) == []
     assert leader.deadline == 2 * facts.phase_s
     assert leader.on_commit(third, 0, contribution(third), None, None, None, now=0.2) == []
-    waits_s = min(phases or 1.0, LONGEST_PHASES) * facts.phase_s
-    assert leader.deadline == min(0.2 + waits_s, 2 * facts.phase_s)
-    if waits_s > 2 * facts.phase_s:  # it asks once more
-        assert only(leader.tick(now=leader.deadline), SendClose).to == (slow,)
-        assert leader.deadline == min(0.2 + waits_s, LONGEST_PHASES * facts.phase_s)
+    assert leader.deadline == 0.2 + (1 if is_there else ABSENT_SHARE) * facts.phase_s
     asked = only(leader.tick(now=leader.deadline), SendBallot).proposal
     assert asked.roster is not None
     assert [departure.peer_id for departure in asked.roster.leaves] == [slow]
-
-
-def test_nothing_that_comes_again_and_again_puts_off_a_leader_that_waits_for_late_members_alone() -> None:
-    facts, _ = facts_and_rounds(5)
-    first, second, third, slow, slower = facts.leaders
-    leader = round_of(replace(facts, late=(slow, slower)), first)
-    phase_s = facts.phase_s
-    leader.close(reason="full", joins=[], late_s={slow: 2 * phase_s, slower: 9 * phase_s}, view=0, now=0.0)
-    leader.contributed(contribution(first), now=0.0)
-    for peer, at in ((second, 0.1), (third, 1.5 * phase_s)):
-        leader.on_commit(peer, 0, contribution(peer), None, None, None, now=at)
-    leader.on_commit(slow, 0, contribution(slow), None, None, None, now=1.9 * phase_s)
-    now, asked = 1.9 * phase_s, list[SendBallot]()
-    while not asked:
-        now += 0.2 * phase_s
-        assert now < 4 * phase_s, "others turn to another leader"
-        out = leader.on_commit(second, 0, contribution(second), None, None, None, now=now)
-        out += leader.tick(now=now)
-        asked = [one for one in out if isinstance(one, SendBallot)]
-    assert now <= (LONGEST_PHASES + 0.2) * phase_s
-    roster = asked[0].proposal.roster
-    assert roster is not None
-    assert [departure.peer_id for departure in roster.leaves] == [slower]
-
-
-def test_what_a_late_member_is_given_is_of_the_view_that_was_closed_with_it() -> None:
-    facts, _ = facts_and_rounds(4)
-    first, second, third, slow = facts.leaders
-    leader = round_of(replace(facts, late=(slow,)), first)
-    leader.close(reason="full", joins=[], late_s={slow: 2 * facts.phase_s}, view=0, now=0.0)
-    leader.contributed(contribution(first), now=0.0)
-    for peer in (second, third):
-        leader.on_commit(peer, 0, contribution(peer), None, None, None, now=0.1)
-    assert leader.deadline == 2 * facts.phase_s
-    leader.close(reason="once more", joins=[], view=len(facts.leaders), now=1.0)
-    for peer in (second, third):
-        leader.on_commit(peer, len(facts.leaders), contribution(peer), None, None, None, now=1.1)
-    assert leader.deadline == 1.1 + facts.phase_s
 
 
 def test_no_part_moves_before_the_roster_is_certified() -> None:
