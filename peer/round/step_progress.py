@@ -33,7 +33,7 @@ MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S, LONGEST_REPORT_S, REPORTS_A_STEP = 0.25, 2.0, 400
 """But at once where there is more to say: the rest keeps a leader sure that its members live, and them of its word."""
-BACK_TIMES, LONGEST_WAIT_SHARE = 1.5, 0.5
+BACK_TIMES, LONGEST_WAIT_SHARE = 1.5, 0.75
 """So many times as long as who is on its way back would take, if all its donors sent nothing else, for they send what
 has begun; and at most that share of what steps lately took, of which others give a leader `USUAL_TIMES`."""
 USUAL_TIMES = 2.0
