@@ -159,8 +159,9 @@ class Joiners:
         )
 
     def _is_passed(self, turn: _Turn) -> bool:
-        """Whether others come first that have no answer waiting: one of theirs is under way all the time."""
-        if self._is_back(turn) or not self._is_narrow:
+        """Whether others come first that have no answer waiting: one of theirs is under way all the time. Also between
+        rounds, the next of which may wait for them."""
+        if self._is_back(turn) or self._lanes() > FEW_LANES:
             return False
         return any(self._takes(peer, ASKS_S) for peer in self._took_at if peer != turn.peer)
 
