@@ -40,6 +40,7 @@ from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
+from peer.round.step_progress import LONGEST_WAIT_SHARE
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, StepClosed, VersionTurned
@@ -331,14 +332,14 @@ class PeerAtStage:
         """Begin nothing, finish what is in flight, see its gradients averaged, and others have what was made here.
 
         Who is to go to another stage has `drain_s` for it. Else nothing need move for so long and for as long as the
-        last round took: others may be busy with each other alone.
+        last round took, for others may be busy with each other alone, and as its leader may wait for who is late.
         """
         self.neighbours.leaving = self.server.draining = True
         self._draining.set()
         drain_s = self.settings.deadlines.drain_s
         values, members = self.steps.replica.layout.num_values, len(self.steps.chain.members)
         longest_s = drain_s + 2 * longest_round_s(self.settings, values, members)
-        quiet_s = drain_s + self.rounds.taking.last_round_s
+        quiet_s = drain_s + self.rounds.taking.last_round_s + LONGEST_WAIT_SHARE * (self.steps.usual_s or 0.0)
         await self.leaving.done(quiet_s=quiet_s, most_s=drain_s if self.target is not None else longest_s)
 
     async def hand_over(self) -> str | None:

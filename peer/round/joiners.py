@@ -88,8 +88,8 @@ class Joiners:
         """When who was a member lately was last given a part of a result."""
         self._lacks_bytes: dict[PeerId, int] = {}
         """That who was a member lately lacked of the stage's last result, as it said when it last asked for a part."""
-        self._passed_at = 0.0
-        """When somebody was last passed."""
+        self._passed_at, self._given_bytes = 0.0, 0.0
+        """When somebody was last passed, and what others were given whose line has not had the time for it yet."""
         self._owed_bytes = 0.0
         """By so much who waited longest had less than `IN_ORDER_SHARE`; less than none: more."""
 
@@ -134,8 +134,8 @@ class Joiners:
     def back_in_s(self, peer: PeerId) -> float | None:
         """How long somebody who was a member lately and takes the stage's last result at the moment takes for the rest
         of it, if its donors' uplinks are for that alone, and as fast as this one's; None: it takes none."""
-        lacks_bytes = self._lacks_bytes.get(peer)
-        if lacks_bytes is None or not self._takes(peer, TAKES_S):
+        lacks_bytes, waits = self._lacks_bytes.get(peer), any(turn.peer == peer for turn in self._waiting)
+        if lacks_bytes is None or not (waits or self._takes(peer, TAKES_S)):
             return None
         num_donors = min(MOST_DONORS, max(1, len(self._steps.chain.members) - 1))
         return expected_s(lacks_bytes, num_donors * (self._uplink() or LEAST_BYTES_PER_S))
@@ -166,10 +166,12 @@ class Joiners:
         return any(self._takes(peer, ASKS_S) for peer in self._took_at if peer != turn.peer)
 
     def _pass(self, turn: _Turn) -> None:
-        """What the others leave of what is theirs is owed as well: their own lines may be slow."""
-        now, rate = time.monotonic(), self._bytes_per_s(turn) or 0.0
+        """What the others leave of what is theirs is owed as well: their own lines may be slow, or ask for little."""
+        now, rate = time.monotonic(), self._bytes_per_s(turn) or self._uplink() or LEAST_BYTES_PER_S
         since_s, self._passed_at = min(LOOK_S, now - self._passed_at), now
-        self._owe(IN_ORDER_SHARE * rate * since_s)
+        due = rate * since_s
+        left, self._given_bytes = max(0.0, due - self._given_bytes), max(0.0, self._given_bytes - due)
+        self._owe(IN_ORDER_SHARE * left)
         self._look_again()
 
     def _owe(self, num_bytes: float) -> None:
@@ -217,6 +219,7 @@ class Joiners:
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
         more_bytes = num_bytes - turn.num_bytes
         self._ahead_bytes += more_bytes
+        self._given_bytes += more_bytes
         self._owe(more_bytes * (IN_ORDER_SHARE - turn.is_of_first))
         turn.num_bytes, turn.is_known = num_bytes, True
         self._gives(turn)
@@ -253,6 +256,7 @@ class Joiners:
             turn.began_at = time.monotonic()
             turn.is_of_first = turn is waiting[0]
             self._ahead_bytes += turn.num_bytes
+            self._given_bytes += turn.num_bytes
             self._owe(turn.num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
             turn.place.set_result(None)
 

@@ -63,8 +63,8 @@ class ProgressCalls:
         self._neighbours = neighbours
         self._is_closed_before = is_closed_before
         self._back_in_s = back_in_s
-        self._in_vain: set[PeerId] = set()
-        """Late members that were waited for, since they were on their way back, and not heard of yet."""
+        self._waited_for: set[PeerId] = set()
+        """Late members that were, since they were on their way back: once, until they have contributed in time."""
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -136,7 +136,6 @@ class ProgressCalls:
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
         now = state.heard_at[member] = time.monotonic()
-        self._in_vain.discard(member)
         granted = state.progress.report(member, report, now=now)
         self.close_if_due(state)
         return granted, state.progress.is_exhausted
@@ -257,19 +256,21 @@ class ProgressCalls:
         """Whether somebody who was left out of the last round takes its result, and is in time if others send nothing
         else meanwhile: once the round has begun it has what it lacks when the next is half made, over and over.
 
-        Whoever was waited for in vain is not again before it is heard of.
+        It is waited for once, until it contributes in time, and for no longer than others wait for this leader.
         """
-        heard, late, usual_s = state.progress.has_heard, {*machine.facts.late}, self._steps.usual_s
+        heard, late, steps = state.progress.has_heard, {*machine.facts.late}, self._steps
         if state.late_until is None:
-            state.late_until = {}
-            self._in_vain &= late
-            for peer in late - self._in_vain if usual_s is not None else ():
+            state.late_until, usual_s = {}, steps.usual_s or 0.0
+            least_idle_until = steps.turned_at + USUAL_TIMES * usual_s - self._context.settings.deadlines.call_s
+            most_until = min(now + LONGEST_WAIT_SHARE * usual_s, least_idle_until)
+            self._waited_for &= late
+            for peer in late - self._waited_for:
                 back_in_s = None if heard(peer) else self._back_in_s(peer)
-                if back_in_s is not None and BACK_TIMES * back_in_s <= LONGEST_WAIT_SHARE * (usual_s or 0.0):
-                    self._in_vain.add(peer)
+                if back_in_s is not None and now + BACK_TIMES * back_in_s <= most_until:
+                    self._waited_for.add(peer)
                     state.late_until[peer] = now + BACK_TIMES * back_in_s
                     log.info(
-                        "stage %d step %d: %s is back in %.0f s", machine.facts.stage, state.step, peer[-6:], back_in_s
+                        "stage %d step %d: %s is back in %.0f s", steps.chain.stage, state.step, peer[-6:], back_in_s
                     )
         there = self._presence.present()
         return any(now < until and peer in there and not heard(peer) for peer, until in state.late_until.items())

@@ -183,8 +183,9 @@ def test_a_record_never_expires_before_the_one_that_it_takes_the_place_of() -> N
 
 
 def test_who_has_lost_all_of_its_stage_looks_for_it_at_once() -> None:
-    minute = Minute(400.0, stage=0, serves_until_s=20.0).passes()
-    assert minute.looks >= 30
+    alone = Minute(400.0, stage=0, serves_until_s=20.0).passes()
+    assert 7 <= alone.looks <= 12, "more and more seldom: nobody may come any more"
+    assert Minute(400.0, stage=0, is_there=False).passes().looks <= 60.0 / LONGEST_LOOKUP_S + 1
 
 
 def test_who_does_not_answer_is_tried_again_between_two_looks() -> None:

@@ -117,7 +117,10 @@ class Leader:
         self.late, facts = facts_of(4).members[0], facts_of(4)
         self.facts, self.heard = replace(facts, late=(self.late,)), set[PeerId]()
         self.there = [*facts.members]
-        steps: Any = SimpleNamespace(usual_s=self.usual_s, context=None)
+        around: Any = self.around
+        steps: Any = SimpleNamespace(
+            usual_s=self.usual_s, context=around.context, turned_at=self.clock.now, chain=around.chain
+        )
         presence: Any = SimpleNamespace(present=lambda: self.there)
         nothing = self.around
         self.calls = ProgressCalls(steps, presence, nothing, nothing, set, lambda _: False, lambda peer: self.back_in_s)
@@ -132,7 +135,6 @@ class Leader:
             self.clock.now += 1.0
             if self.clock.now >= began + heard_after_s:
                 self.heard.add(self.late)
-                self.calls._in_vain.discard(self.late)
             if self.clock.now >= began + gone_after_s:
                 self.there.remove(self.late)
         return self.clock.now - began
@@ -150,12 +152,10 @@ def test_who_is_on_its_way_back_has_the_time_that_it_needs_if_that_is_not_long(c
 @pytest.mark.parametrize("back_in_s", [None, 40.0])
 def test_the_round_begins_when_nobody_is_waited_for(clock: Clock, back_in_s: float | None) -> None:
     leader = Leader(clock, back_in_s)
-    leader.calls._context = cast(Any, SimpleNamespace(me=ME))
     leader.calls._closed = lambda *given: cast(Any, ["it begins"])  # type: ignore[method-assign]
     progress = SimpleNamespace(has_heard=lambda _: False, closing=lambda *, now: SimpleNamespace(reason="all are in"))
     machine: Any = SimpleNamespace(facts=leader.facts)
     state: Any = SimpleNamespace(progress=progress, late_until=None, step=3, round=machine, leader=ME, closed_at=None)
-    leader.calls._steps.chain = cast(Any, SimpleNamespace(stage=0))
     leader.calls.close_if_due(state)
     assert leader.around.said == ([] if back_in_s else ["it begins"])
     clock.now += 40.0 * BACK_TIMES
@@ -168,11 +168,23 @@ def test_a_wait_ends_when_who_was_waited_for_is_there_or_gone(clock: Clock) -> N
     assert Leader(clock, 40.0).waits_s(gone_after_s=7.0) == 7.0
 
 
-def test_who_was_waited_for_in_vain_is_not_again_before_it_is_heard_of(clock: Clock) -> None:
+def test_who_is_late_is_waited_for_once_until_it_contributes_in_time(clock: Clock) -> None:
     leader = Leader(clock, 40.0)
-    assert leader.waits_s() > 0.0
-    assert leader.waits_s() == 0.0
-    leader.calls._in_vain.discard(leader.late)  # as its report does
     assert leader.waits_s(heard_after_s=5.0) == 5.0
     leader.heard.clear()
+    assert leader.waits_s() == 0.0
+    with_it = leader.facts
+    leader.facts = replace(with_it, late=())
+    assert leader.waits_s() == 0.0
+    leader.facts = with_it
+    leader.calls._steps.turned_at = clock.now
     assert leader.waits_s() > 0.0
+
+
+def test_nobody_is_waited_for_until_others_pass_the_leader_over(clock: Clock) -> None:
+    leader = Leader(clock, 40.0)
+    clock.now += USUAL_TIMES * 200.0 - CALL_S - 40.0 * BACK_TIMES
+    assert leader.waits_s() == 40.0 * BACK_TIMES
+    leader = Leader(clock, 40.0)
+    clock.now += USUAL_TIMES * 200.0 - CALL_S - 40.0 * BACK_TIMES + 1.0
+    assert leader.waits_s() == 0.0

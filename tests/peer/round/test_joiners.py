@@ -466,6 +466,36 @@ def test_between_rounds_who_comes_back_has_three_fourths_of_a_slow_line_however_
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_between_rounds_who_comes_back_by_little_leaves_the_others_their_share_of_time(
+    clock: Clock, hangs: bool
+) -> None:
+    """One real part each second, or one that drips, had a slow line for itself."""
+
+    async def main() -> None:
+        rate, small = PIECE_BYTES / 8.0, PIECE_BYTES // 64
+        crowd = Crowd(FakeSteps(), uplink=rate, bytes_to={MEMBER: PIECE_BYTES // 4 if hangs else small})
+        crowd.num_bytes = small
+        crowd.ask(MEMBER, *[NEW] * 4)
+        await settled()
+        took = 0
+        for look in range(int(60.0 / LOOK_S)):
+            clock.now += LOOK_S
+            if not hangs and look % 3 == 0 and MEMBER in crowd.under_way:
+                await crowd.end_one_of(MEMBER)
+                crowd.ask(MEMBER)
+            while NEW in crowd.under_way:
+                took += small
+                await crowd.end_one_of(NEW)
+                crowd.ask(NEW)
+            crowd.joiners._begin()
+            await settled()
+        assert took >= IN_ORDER_SHARE * rate * 60.0 / 2
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 def test_who_asks_for_ever_keeps_nobody_else_from_a_lane_nor_from_every_fourth_answer(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps(), lanes=2 * FEW_LANES)
