@@ -86,10 +86,11 @@ class Joiners:
         """Members, by versions."""
         self._took_at: dict[PeerId, float] = {}
         """When who was a member lately was last given a part of a result."""
-        self._lacks_bytes: dict[PeerId, int] = {}
-        """That who was a member lately lacked of the stage's last result, as it said when it last asked for a part."""
-        self._passed_at, self._given_bytes = 0.0, 0.0
-        """When somebody was last passed, and what others were given whose line has not had the time for it yet."""
+        self._lacks_bytes: dict[PeerId, int | None] = {}
+        """That who was a member lately lacked of the stage's last result, as it said when it last asked for a part;
+        None: it asked for one of another."""
+        self._passed_at, self._given_until = 0.0, 0.0
+        """When somebody was last passed, and until when the line has to do with what all were given."""
         self._owed_bytes = 0.0
         """By so much who waited longest had less than `IN_ORDER_SHARE`; less than none: more."""
 
@@ -105,9 +106,7 @@ class Joiners:
         this answer's among them, by its peer's word; None: it is of another."""
         turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
         if self._is_back(turn):
-            self._lacks_bytes.pop(peer, None)
-            if lacks_bytes is not None:
-                self._lacks_bytes[peer] = lacks_bytes
+            self._lacks_bytes[peer] = lacks_bytes
         self._waiting.append(turn)
         self._begin()
         try:
@@ -167,12 +166,17 @@ class Joiners:
 
     def _pass(self, turn: _Turn) -> None:
         """What the others leave of what is theirs is owed as well: their own lines may be slow, or ask for little."""
-        now, rate = time.monotonic(), self._bytes_per_s(turn) or self._uplink() or LEAST_BYTES_PER_S
-        since_s, self._passed_at = min(LOOK_S, now - self._passed_at), now
-        due = rate * since_s
-        left, self._given_bytes = max(0.0, due - self._given_bytes), max(0.0, self._given_bytes - due)
-        self._owe(IN_ORDER_SHARE * left)
+        now = time.monotonic()
+        idle_s = max(0.0, min(LOOK_S, now - max(self._passed_at, self._given_until)))
+        self._passed_at = now
+        self._owe(IN_ORDER_SHARE * self._share(turn) * idle_s)
         self._look_again()
+
+    def _give(self, turn: _Turn, num_bytes: int) -> None:
+        """So many more, or less, to a turn that goes."""
+        self._ahead_bytes += num_bytes
+        self._given_until = max(time.monotonic(), self._given_until) + num_bytes / self._share(turn)
+        self._owe(num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
 
     def _owe(self, num_bytes: float) -> None:
         """So much more, or less, to who has waited longest; never more than a piece, either way."""
@@ -199,6 +203,10 @@ class Joiners:
         is_spared = self.is_behind and not self._is_back(turn)
         return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
 
+    def _share(self, turn: _Turn) -> float:
+        """Bytes a second that are theirs: all of the line, while no round wants it."""
+        return self._bytes_per_s(turn) or self._uplink() or LEAST_BYTES_PER_S
+
     def _is_back(self, turn: _Turn) -> bool:
         """Whether it is of a result, for a member that was cut off, or who was one lately."""
         return not turn.is_of_state and any(turn.peer in members for members in self._lately)
@@ -217,10 +225,7 @@ class Joiners:
             self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
-        more_bytes = num_bytes - turn.num_bytes
-        self._ahead_bytes += more_bytes
-        self._given_bytes += more_bytes
-        self._owe(more_bytes * (IN_ORDER_SHARE - turn.is_of_first))
+        self._give(turn, num_bytes - turn.num_bytes)
         turn.num_bytes, turn.is_known = num_bytes, True
         self._gives(turn)
 
@@ -255,9 +260,7 @@ class Joiners:
             self._going.append(turn)
             turn.began_at = time.monotonic()
             turn.is_of_first = turn is waiting[0]
-            self._ahead_bytes += turn.num_bytes
-            self._given_bytes += turn.num_bytes
-            self._owe(turn.num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
+            self._give(turn, turn.num_bytes)
             turn.place.set_result(None)
 
     def _look_again(self) -> None:

@@ -496,6 +496,42 @@ def test_between_rounds_who_comes_back_by_little_leaves_the_others_their_share_o
     asyncio.run(main())
 
 
+def test_what_went_long_ago_is_held_against_nobody_who_is_passed(clock: Clock) -> None:
+    async def main() -> None:
+        rate = PIECE_BYTES / 8.0
+        crowd = Crowd(FakeSteps(), uplink=rate)
+        crowd.ask(*[NEW] * 4)
+        await settled()
+
+        async def pass_s(seconds: float) -> int:
+            took = 0
+            for _ in range(int(seconds / 8.0)):
+                clock.now += 8.0
+                if NEW in crowd.under_way:
+                    took += 1
+                    await crowd.end_one_of(NEW)
+                    crowd.ask(NEW)
+                for _ in range(int(8.0 / LOOK_S)):
+                    clock.now += LOOK_S
+                    crowd.joiners._begin()
+                    await settled()
+            return took
+
+        assert await pass_s(1600.0) == 200
+        crowd.ask(MEMBER)
+        for _ in range(LANES):
+            if MEMBER not in crowd.under_way:
+                await crowd.end_one_of(NEW)
+        assert MEMBER in crowd.under_way, "its answer hangs"
+        while NEW in crowd.under_way:
+            await crowd.end_one_of(NEW)
+        crowd.ask(*[NEW] * 4)
+        assert await pass_s(800.0) >= IN_ORDER_SHARE * 100 / 2
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 def test_who_asks_for_ever_keeps_nobody_else_from_a_lane_nor_from_every_fourth_answer(clock: Clock) -> None:
     async def main() -> None:
         crowd = Crowd(FakeSteps(), lanes=2 * FEW_LANES)
