@@ -42,9 +42,8 @@ from benchmarks.homes.namespaces import Namespaces, begin_with_namespaces
 from benchmarks.owner.memory import held_with_started
 from benchmarks.training_throughput import Events, running
 from swarm.core.ids import PeerId
-from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, LINK_SHARE, RESULT_BYTES
+from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES, Assumptions, beside_a_joiner
 from swarm.core.round.contribution import Result
-from swarm.core.transfers import join_share
 from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
@@ -54,6 +53,7 @@ LEAST_WORK_S = 0.01
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 """That are counted before the newcomer comes, and after it is a member."""
 DOWN_TIMES = 5.0
+SESSION_HOURS = 1000.0
 SOURCE, NEWCOMER = "source", "newcomer"
 HIDDEN_SIZE = 256
 STATE_BYTES, WEIGHT_BYTES = 12, 4
@@ -371,7 +371,7 @@ def planned(manifest: Path, *, peers: int, uplink_mbit: float, tflops: float = 1
     """What `swarm plan` says."""
     command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", str(peers)]
     command += ["--uplink-mbit", str(uplink_mbit), "--downlink-mbit", str(DOWN_TIMES * uplink_mbit)]
-    command += ["--tflops", str(tflops), "--session-hours", "1000"]
+    command += ["--tflops", str(tflops), "--session-hours", str(SESSION_HOURS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     plan: dict[str, Any] = json.loads(done.stdout)  # also where the plan refuses the run
     return plan
@@ -425,7 +425,8 @@ def main(
         )
         beside_s = work_s(watched)
         tflops = supposed["compute_s"] / beside_s
-        beside_mbit = uplink_mbit * min(1.0, (1 - join_share(peers)) / LINK_SHARE)
+        lines = Assumptions(uplink_mbit, DOWN_TIMES * uplink_mbit, peers, tflops, SESSION_HOURS)
+        beside_mbit = beside_a_joiner(lines).uplink_mbit
         plan, of_more, beside = (
             planned(manifest, peers=number, uplink_mbit=mbit, tflops=tflops)
             for number, mbit in ((peers, uplink_mbit), (peers + 1, uplink_mbit), (peers, beside_mbit))

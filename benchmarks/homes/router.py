@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.homes.namespaces import INSIDE, enter, ip
-from benchmarks.homes.translation import Kind, Translator, addresses_in, behind
+from benchmarks.homes.translation import Kind, Translator, addresses_in, behind, is_acknowledgement
 
 TUN_NAME = "home0"
 MTU_BYTES = 1500
@@ -51,8 +51,6 @@ _HEADER_BYTES = 10
 """Of virtio: lets the kernel hand over several segments in one packet, to be cut up by the receiver's kernel."""
 _WIRE_HEADER_BYTES = 52
 """IP and TCP with timestamps: what each further segment of such a packet would add on a real line."""
-_IP6_HEADER_BYTES, _TCP = 40, 6
-_SYN_FIN_RST = 0x07
 
 
 def open_tun(namespace: str, address: str, address6: str | None = None) -> int:
@@ -76,18 +74,6 @@ def wire_bytes(packet: bytes) -> int:
     segment_bytes = struct.unpack_from("<H", packet, 4)[0] if packet[1] else 0
     size = len(packet) - _HEADER_BYTES
     return size + _WIRE_HEADER_BYTES * ((size - _WIRE_HEADER_BYTES - 1) // segment_bytes) if segment_bytes else size
-
-
-def is_acknowledgement(packet: bytes) -> bool:
-    """Whether it is of a TCP connection that stands, and without data."""
-    at = _HEADER_BYTES
-    if packet[at] >> 4 == 6:
-        protocol, tcp = packet[at + 6], at + _IP6_HEADER_BYTES
-    else:
-        protocol, tcp = packet[at + 9], at + 4 * (packet[at] & 15)
-    if protocol != _TCP or len(packet) < tcp + 14:
-        return False
-    return len(packet) == tcp + 4 * (packet[tcp + 12] >> 4) and not packet[tcp + 13] & _SYN_FIN_RST
 
 
 @dataclass
@@ -175,11 +161,12 @@ class Router:
             packet = translated
             to = self._of_address.get(addresses_in(packet)[1])
             is_cut = to is not None and not self._cut.isdisjoint((home.tun, to.tun))
-            left_at = home.up.take(wire_bytes(packet), now) if to is not None and not is_cut else None
+            size_bytes = wire_bytes(packet)
+            left_at = home.up.take(size_bytes, now) if to is not None and not is_cut else None
             if to is None or left_at is None:
                 continue
             if is_acknowledgement(packet):
-                home.up_ack_bytes += wire_bytes(packet)
+                home.up_ack_bytes += size_bytes
             if self._loss and self._rng.random() < self._loss:
                 self._num_lost += 1
             else:

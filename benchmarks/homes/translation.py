@@ -239,6 +239,14 @@ class _Read:
         return cls(at, protocol, (source, source_port), (to, to_port), flags)
 
 
+def is_acknowledgement(packet: bytes) -> bool:
+    """Whether it is of a TCP connection that stands, and without data."""
+    read = _Read.of(packet)
+    if read is None or read.protocol != _TCP or read.flags & (_SYN | _FIN | _RST):
+        return False
+    return len(packet) == read.transport_at + 4 * (packet[read.transport_at + 12] >> 4)
+
+
 def is_ipv6(packet: bytes) -> bool:
     return packet[_HEADER_BYTES] >> 4 == 6
 

@@ -31,7 +31,7 @@ tenth of a line of 1 Mbit/s, and one each five seconds a twentieth."""
 LONGEST_LEASE_S, LEASES_A_STEP = 30.0, 4
 """Of this peer's own record: to store it is to ask as many. Whoever is watched is known to be gone at once. It is not
 longer, for of two records the one that expires later counts, and whoever is started again has another address."""
-LONGEST_RETRY_S, MOST_LOOKS_ALONE = 8.0, 8
+LONGEST_RETRY_S = 8.0
 
 
 def stage_topic(run_id: str, stage: int) -> str:
@@ -72,8 +72,8 @@ class Neighbours:
         self._takes = takes
         self._more_to_say = more_to_say
         self._usual_s = usual_s
-        self._looks_alone = MOST_LOOKS_ALONE
-        """For others of its stage, since somebody was live."""
+        self._alone_pause_s = LONGEST_LOOKUP_S
+        """Between two looks for others of its stage, while nobody is live: at first short, after somebody was."""
         self._expires = -math.inf
         """When this peer's last record does."""
         self.leaving = False
@@ -146,7 +146,7 @@ class Neighbours:
             if now >= looked_at + self._pause_s(stage):
                 looked_at = now
                 if stage == self._stage and not self._live.get(stage):
-                    self._looks_alone = min(self._looks_alone + 1, MOST_LOOKS_ALONE)
+                    self._alone_pause_s = min(2.0 * self._alone_pause_s, LONGEST_LOOKUP_S)
                 with contextlib.suppress(TransientError):
                     found = await self._directory.lookup(stage_topic(self._run_id, stage))
                 now = time.monotonic()
@@ -167,10 +167,10 @@ class Neighbours:
     def _pause_s(self, stage: StageIndex) -> float:
         """A small share of a step; but hops wait for a peer of a stage beside this one of which nobody is known, and
         who has lost all of its own was cut off, and looks at once, and more and more seldom."""
-        usual_s = min(LONGEST_LOOKUP_S, max(LOOKUP_EVERY_S, (self._usual_s() or 0.0) / LOOKUPS_A_STEP))
+        pause_s = min(LONGEST_LOOKUP_S, max(LOOKUP_EVERY_S, (self._usual_s() or 0.0) / LOOKUPS_A_STEP))
         if self._live.get(stage):
-            return usual_s
-        return min(usual_s, LOOKUP_EVERY_S * 2.0**self._looks_alone) if stage == self._stage else LOOKUP_EVERY_S
+            return pause_s
+        return min(pause_s, self._alone_pause_s) if stage == self._stage else LOOKUP_EVERY_S
 
     async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
         """Live while calls of ours stay open; ends when the peer does not answer."""
@@ -182,7 +182,8 @@ class Neighbours:
             await self._transport.call(peer, WATCH, Message(meta), timeout_s=call_s, max_body_bytes=0)
             meta["waits"] = True
             live.add(peer)
-            self._looks_alone = 0 if stage == self._stage else self._looks_alone
+            if stage == self._stage:
+                self._alone_pause_s = LOOKUP_EVERY_S
             self.addresses[peer] = addresses
             self._misses.pop(peer, None)
             self._events.publish(PeersChanged(stage, frozenset(live)))

@@ -254,23 +254,27 @@ class ProgressCalls:
 
     def _awaits_the_late(self, state: StepState, machine: AveragingRound, now: float) -> bool:
         """Whether somebody who was left out of the last round takes its result, and is in time if others send nothing
-        else meanwhile: once the round has begun it has what it lacks when the next is half made, over and over.
-
-        It is waited for once, until it contributes in time, and for no longer than others wait for this leader.
-        """
-        heard, late, steps = state.progress.has_heard, {*machine.facts.late}, self._steps
+        else meanwhile: once the round has begun it has what it lacks when the next is half made, over and over."""
         if state.late_until is None:
-            state.late_until, usual_s = {}, steps.usual_s or 0.0
-            least_idle_until = steps.turned_at + USUAL_TIMES * usual_s - self._context.settings.deadlines.call_s
-            most_until = min(now + LONGEST_WAIT_SHARE * usual_s, least_idle_until)
-            self._waited_for &= late
-            for peer in late - self._waited_for:
-                back_in_s = None if heard(peer) else self._back_in_s(peer)
-                if back_in_s is not None and now + BACK_TIMES * back_in_s <= most_until:
-                    self._waited_for.add(peer)
-                    state.late_until[peer] = now + BACK_TIMES * back_in_s
-                    log.info(
-                        "stage %d step %d: %s is back in %.0f s", steps.chain.stage, state.step, peer[-6:], back_in_s
-                    )
-        there = self._presence.present()
-        return any(now < until and peer in there and not heard(peer) for peer, until in state.late_until.items())
+            silent = {peer for peer in machine.facts.late if not state.progress.has_heard(peer)}
+            state.late_until = self._late_until(silent, {*machine.facts.late}, now)
+            for peer, until in state.late_until.items():
+                what = f"stage {self._steps.chain.stage} step {state.step}"
+                log.info("%s: %s is waited for, %.0f s at most", what, peer[-6:], until - now)
+        return any(
+            now < until and peer in self._presence.present() and not state.progress.has_heard(peer)
+            for peer, until in state.late_until.items()
+        )
+
+    def _late_until(self, silent: set[PeerId], late: set[PeerId], now: float) -> dict[PeerId, float]:
+        """Until when each is waited for: once, until it contributes in time, and for no longer than others wait for
+        this leader."""
+        steps, usual_s = self._steps, self._steps.usual_s or 0.0
+        least_idle_until = steps.turned_at + USUAL_TIMES * usual_s - self._context.settings.deadlines.call_s
+        most_until = min(now + LONGEST_WAIT_SHARE * usual_s, least_idle_until)
+        self._waited_for &= late
+        back = {peer: self._back_in_s(peer) for peer in silent - self._waited_for}
+        until = {peer: now + BACK_TIMES * back_in_s for peer, back_in_s in back.items() if back_in_s is not None}
+        until = {peer: at for peer, at in until.items() if at <= most_until}
+        self._waited_for |= until.keys()
+        return until

@@ -32,11 +32,11 @@ class SearchingNode(DHTNode):  # type: ignore[misc]
         found_callback: OnFound | None = None,
     ) -> dict[DHTID, dict[DHTID, PeerID]]:
         """The nodes nearest to each, nearest first, as hivemind calls it: whom it knows is in `node_to_peer_id`."""
-        size, table = self.protocol.bucket_size, self.protocol.routing_table
+        size = self.protocol.bucket_size
         known = node_to_peer_id if node_to_peer_id is not None else {}
         if node_to_peer_id is None:
             for query in queries:
-                known.update(self._filter_blacklisted(dict(table.get_nearest_neighbors(query, size, self.node_id))))
+                known.update(self._known_near(query))
         most = size if k_nearest is None else k_nearest
 
         async def search(query: DHTID) -> dict[DHTID, PeerID]:
@@ -52,11 +52,15 @@ class SearchingNode(DHTNode):  # type: ignore[misc]
 
     async def held_under(self, key: DHTID, most: int) -> list[object]:
         """What so many of the nearest nodes that hold something at `key` hold: it is said with who is near."""
-        size, table = self.protocol.bucket_size, self.protocol.routing_table
-        known = self._filter_blacklisted(dict(table.get_nearest_neighbors(key, size, self.node_id)))
-        _, held = await self._nearest(key, known, max(size, most))
+        _, held = await self._nearest(key, self._known_near(key), max(self.protocol.bucket_size, most))
         holders = sorted((node for node in held if held[node] is not None), key=key.xor_distance)
         return [held[node].value for node in holders[:most]]
+
+    def _known_near(self, query: DHTID) -> dict[DHTID, PeerID]:
+        """Those of the routing table."""
+        near = self.protocol.routing_table.get_nearest_neighbors(query, self.protocol.bucket_size, self.node_id)
+        known: dict[DHTID, PeerID] = self._filter_blacklisted(dict(near))
+        return known
 
     async def _nearest(
         self, query: DHTID, known: dict[DHTID, PeerID], beam: int

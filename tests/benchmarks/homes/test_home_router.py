@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.homes.router import Home, Router, is_acknowledgement, orders_in
+from benchmarks.homes.router import Home, Router, orders_in
+from benchmarks.homes.translation import is_acknowledgement
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
 LINES = {"up_mbit": 8.0, "down_mbit": 80.0, "round_trip_ms": 40.0, "queue_ms": 200.0}
