@@ -425,7 +425,13 @@ def main(
         )
         beside_s = work_s(watched)
         tflops = supposed["compute_s"] / beside_s
-        lines = Assumptions(uplink_mbit, DOWN_TIMES * uplink_mbit, peers, tflops, SESSION_HOURS)
+        lines = Assumptions(
+            uplink_mbit=uplink_mbit,
+            downlink_mbit=DOWN_TIMES * uplink_mbit,
+            peers_per_stage=peers,
+            tflops=tflops,
+            session_hours=SESSION_HOURS,
+        )
         beside_mbit = beside_a_joiner(lines).uplink_mbit
         plan, of_more, beside = (
             planned(manifest, peers=number, uplink_mbit=mbit, tflops=tflops)
