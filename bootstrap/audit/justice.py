@@ -16,6 +16,7 @@ from typing import Any
 from bootstrap.audit.accusations import IncomingEvidence
 from bootstrap.audit.beacon import HostBeacon
 from bootstrap.audit.charges import OpenCharge, OpenCharges
+from bootstrap.audit.evidence_past import EvidencePast, Gap, gap_in
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
 from bootstrap.audit.pleas import Pleas
@@ -51,7 +52,7 @@ from swarm.model.stack import stage_layout
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from verification.audit.amplified import moved_bounds_in_force
-from verification.audit.evidence import SUFFIX, Evidence
+from verification.audit.evidence import SUFFIX, Evidence, EvidenceHead
 from verification.audit.owed import OwedAudit
 from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import (
@@ -128,13 +129,14 @@ class Justice:
         self._pleading: set[PeerId] = set()
         self._hearings: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
-        self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
         settings = run.settings
         bounds = moved_bounds_in_force(settings)
         self._biases = RunningBiases(run.run_key.sign(signed_bytes("bias-secret", [run.run_id])), bounds)
-        self._num_values = [
-            stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)
-        ]
+        layouts = [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)]
+        self._num_values = [layout.num_values for layout in layouts]
+        folder = run.folder.root / "accusations"
+        self._past = EvidencePast(settings, transport, layouts, folder, self._members_of)
+        self._incoming = IncomingEvidence(folder, largest_evidence_bytes(settings), self._past, self._gap_in)
         self._table = StandingTable(has_probation=run.settings.has_probation)
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
@@ -348,7 +350,7 @@ class Justice:
         held = self._anchors[anchor.stage]
         held[int(anchor.version)] = anchor
         for old in sorted(held)[:-KEPT_ANCHORS]:
-            del held[old]
+            self._past.forget(anchor.stage, held.pop(old).state_digest)
 
     async def _on_anchor(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("anchor request", request.meta)
@@ -396,17 +398,26 @@ class Justice:
             raise RemoteError("standing", f"{sender} is not admitted", sender)
         piece = AccusationPiece.from_value(request.meta)
         if piece.accused in self.bans:
-            return Message({"next": piece.size})
+            return Message({"next": piece.size, "again_s": 0.0})
         self._charges.comes(piece.accused)
         self._check_room(sender)
         is_member = self.may_train(sender)
-        place, path = await self._incoming.take(sender, piece, request.body, is_member=is_member)
-        if path is not None:
+        taken = await self._incoming.take(sender, piece, request.body, is_member=is_member)
+        if taken.path is not None:
             try:
-                await self._file(sender, path)
+                await self._file(sender, taken.path)
             finally:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
-        return Message({"next": place})
+                await asyncio.to_thread(taken.path.unlink, missing_ok=True)
+        return Message({"next": taken.next, "again_s": taken.again_s})
+
+    def _members_of(self, stage: StageIndex) -> list[PeerId]:
+        """Who holds its past, and is not out."""
+        followed = self._followed.get(stage)
+        return [peer for peer in followed.chain.members if not self._is_out(peer)] if followed is not None else []
+
+    def _gap_in(self, head: EvidenceHead, start: int) -> Gap | None:
+        followed = self._followed.get(head.stage)
+        return gap_in(head, start, self._anchors[head.stage].get, followed.result) if followed is not None else None
 
     async def _file(self, sender: PeerId, path: Path) -> None:
         """Have evidence that is all here judged. Raises RemoteError for what is none, TransientError if too much is."""
@@ -454,6 +465,7 @@ class Justice:
                     del self._waiting[accuser]
                 await self._brought.wait()
         finally:
+            self._incoming.close()
             for task in self._hearings:
                 task.cancel()
             await self.told()
@@ -471,6 +483,7 @@ class Justice:
             if not isinstance(error, RemoteError | LocalError):
                 log.exception("the judge breaks on %s", path)
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            self._incoming.distrust(accuser)
             self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
 
     async def _judge(self, accuser: PeerId, path: Path) -> None:
@@ -489,6 +502,7 @@ class Justice:
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
+            self._incoming.distrust(accuser)
             charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if charge is not None:

@@ -15,6 +15,7 @@ from peer.state.provable_past import provable_past
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.transfers import shared_longest_s
 from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPiece
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
@@ -31,6 +32,7 @@ PIECE_S = 60.0
 MAX_TRIES = 5
 """In which nothing more of the evidence comes to be there, or after which the host has lost some of it."""
 AGAIN_S = 1.0
+MAX_AGAIN_S = 60.0
 AGAIN_AFTER_S = 120.0
 
 
@@ -120,25 +122,27 @@ class Accuser:
         """Evidence, a piece at a time: what is larger than one piece by itself. Raises TransientError, RemoteError."""
         starts = list(accumulate(map(len, chunks), initial=0))
         size, at, tries, restarts = starts[-1], 0, 0, 0
+        waits_until = time.monotonic() + shared_longest_s(size, floor_s=PIECE_S)
+        head_end = starts[1]  # the host takes that by itself: it may have the accused's stage send what comes next
         async with self._bringing if size > MAX_ACCUSATION_PIECE_BYTES else contextlib.nullcontext():
             while at < size:
-                piece = Message(
-                    AccusationPiece(accused, digest, size, at).to_value(),
-                    _cut(chunks, starts, at, min(size, at + MAX_ACCUSATION_PIECE_BYTES)),
-                )
-                tries += 1
+                end = min(head_end if at < head_end else size, at + MAX_ACCUSATION_PIECE_BYTES)
+                piece = Message(AccusationPiece(accused, digest, size, at).to_value(), _cut(chunks, starts, at, end))
+                tries, again_s = tries + 1, 0.0
                 try:
                     reply = await self._transport.call(self._host, ACCUSE, piece, timeout_s=PIECE_S, max_body_bytes=0)
-                    began, at = at, Fields("accusation answer", reply.meta).integer("next", high=size)
-                    tries = 0 if at > began else tries
+                    fields = Fields("accusation answer", reply.meta)
+                    began, at = at, fields.integer("next", high=size)
+                    again_s = min(MAX_AGAIN_S, fields.number("again_s"))
+                    tries = 0 if at > began or (again_s > 0 and time.monotonic() < waits_until) else tries
                     restarts += at < began
                     reason = f"the host has {at} of {size} bytes of evidence, and takes no more"
                 except TransientError as error:
                     reason = str(error)
                 if MAX_TRIES in (tries, restarts):
                     raise TransientError(reason)
-                if tries:
-                    await asyncio.sleep(AGAIN_S)
+                if tries or again_s > 0:
+                    await asyncio.sleep(again_s if again_s > 0 else AGAIN_S)
 
 
 def _cut(chunks: Sequence[memoryview], starts: Sequence[int], at: int, end: int) -> bytes:

@@ -91,25 +91,21 @@ class Evidence:
         view = memoryview(data).cast("B")
         if len(view) > max_bytes:
             raise _unfit(f"file of {len(view)} bytes is over the limit of {max_bytes}")
-        start = len(MAGIC) + 4
-        if view[: len(MAGIC)] != MAGIC or len(view) < start + 32:
+        if view[: len(MAGIC)] != MAGIC or len(view) < len(MAGIC) + 4 + 32:
             raise _unfit(f"file of {len(view)} bytes is no evidence of homeswarm")
         if hashlib.sha256(view[:-32]).digest() != view[-32:]:
             raise _unfit("file has been changed: its closing SHA-256 is not that of its bytes")
-        (head_bytes,) = struct.unpack_from("<I", view, len(MAGIC))
-        if head_bytes > min(MAX_HEAD_BYTES, len(view) - start - 32):
-            raise _unfit(f"head of {head_bytes} bytes in a file of {len(view)}")
+        end = head_end(view)
+        if end is None or end > len(view) - 32:
+            raise _unfit(f"head to byte {end} in a file of {len(view)}")
         try:
-            head = _Head.from_value(unpack(view[start : start + head_bytes], max_bytes=MAX_HEAD_BYTES))
-            made = cls._of_head(head, view[start + head_bytes : -32])
+            made = cls._of_head(EvidenceHead.from_bytes(view[:end]), view[end:-32])
         except RemoteError as error:
             raise _unfit(str(error)) from error
         return made
 
     @classmethod
-    def _of_head(cls, head: "_Head", body: memoryview) -> "Evidence":
-        if head.format != FORMAT:
-            raise _unfit(f"another format than {FORMAT}, which this program reads")
+    def _of_head(cls, head: "EvidenceHead", body: memoryview) -> "Evidence":
         blobs: list[Bytes] = []
         at = 0
         for entry in head.blobs:
@@ -142,7 +138,7 @@ class Evidence:
 
     def _open_chunks(self) -> Iterator[Bytes]:
         """All but the closing SHA-256."""
-        head = _Head(
+        head = EvidenceHead(
             format=FORMAT,
             kind=self.kind,
             accused=self.accused,
@@ -150,7 +146,7 @@ class Evidence:
             version=self.version,
             run=self.run,
             facts=self.facts,
-            blobs=tuple(_Blob(len(blob), found) for blob, found in zip(self.blobs, self.blob_digests, strict=True)),
+            blobs=tuple(Blob(len(blob), found) for blob, found in zip(self.blobs, self.blob_digests, strict=True)),
         )
         packed = pack(head.to_value())
         yield MAGIC + struct.pack("<I", len(packed)) + packed
@@ -170,14 +166,14 @@ def check_head(evidence: Evidence, kind: Kind, *, accused: PeerId, stage: StageI
 
 
 @dataclass(frozen=True)
-class _Blob(Row, kind="blob"):
+class Blob(Row, kind="blob"):
     size: Annotated[int, Integer(high=MAX_EVIDENCE_BYTES)]
     digest: Digest
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Head(Record, kind="evidence"):
-    """A file's, as it is written."""
+class EvidenceHead(Record, kind="evidence"):
+    """A file's, as it is written: what it is about, and what its blobs are."""
 
     format: int
     kind: Kind
@@ -186,7 +182,23 @@ class _Head(Record, kind="evidence"):
     version: Version
     run: SignedRun
     facts: Annotated[Any, Form()]
-    blobs: Annotated[tuple[_Blob, ...], AtMost(MAX_BLOBS)]
+    blobs: Annotated[tuple[Blob, ...], AtMost(MAX_BLOBS)]
+
+    @classmethod
+    def from_bytes(cls, data: Bytes) -> "EvidenceHead":
+        """Of the file's bytes up to its `head_end`. Raises RemoteError if they are malformed."""
+        head = cls.from_value(unpack(memoryview(data)[len(MAGIC) + 4 :], max_bytes=MAX_HEAD_BYTES))
+        if head.format != FORMAT:
+            raise _unfit(f"another format than {FORMAT}, which this program reads")
+        return head
+
+
+def head_end(data: Bytes) -> int | None:
+    """Where in a file that begins so its head ends; None where it is too short to say, or no head is so long."""
+    if len(data) < len(MAGIC) + 4:
+        return None
+    (head_bytes,) = struct.unpack_from("<I", data, len(MAGIC))
+    return len(MAGIC) + 4 + int(head_bytes) if head_bytes <= MAX_HEAD_BYTES else None
 
 
 def _unfit(message: str) -> RemoteError:

@@ -96,8 +96,16 @@ class Past6:
     """Of each round: of the one microbatch that each peer did in it."""
     anchor: Anchor
     state: tuple[bytes, ...]
-    auditor: Identity
-    target: Identity
+    members: Sequence[Identity]
+    """The auditor, the target and one more."""
+
+    @property
+    def auditor(self) -> Identity:
+        return self.members[0]
+
+    @property
+    def target(self) -> Identity:
+        return self.members[1]
 
     def contribution(self, step: int) -> Contribution:
         return self.rounds[step].contributions[self.target.peer_id]
@@ -171,8 +179,7 @@ def past() -> Iterator[Past6]:
             folder, name = RunFolder(root), run_id(settings, run_key().peer_id)
             return PreparedRun(folder, settings, name, host, run_key(), signed, data, run.states, LeaseTable())
 
-        auditor, target, _ = run.peers[STAGE]
-        yield Past6(prepared, signed, genesis, rounds, shown, anchor, chunks, auditor, target)
+        yield Past6(prepared, signed, genesis, rounds, shown, anchor, chunks, run.peers[STAGE])
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 import bootstrap.audit.accusations
 import peer.audit.accuser
-from bootstrap.audit.accusations import IDLE_S, LEFT_FREE_BYTES, MAX_COMING, MAX_OF_STRANGERS, IncomingEvidence
+from bootstrap.audit.accusations import IDLE_S, LEFT_FREE_BYTES, MAX_COMING, MAX_OF_STRANGERS, IncomingEvidence, Taken
 from peer.audit.accuser import MAX_TRIES, Accuser
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
@@ -21,7 +21,7 @@ from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of
 from tests.verification.exhibits import small_settings
-from verification.audit.evidence import Evidence
+from verification.audit.evidence import Evidence, head_end
 from verification.replay.evidence_file import largest_evidence_bytes
 
 PIECE = 1000
@@ -29,6 +29,11 @@ ACCUSED = PeerId("accused")
 SENDERS = [PeerId(f"sender-{number:02}") for number in range(MAX_COMING + 1)]
 BODY = random.Random(0).randbytes(3 * PIECE + 500)
 LARGEST = len(BODY)
+
+
+def incoming_in(folder: Path, largest_bytes: int) -> IncomingEvidence:
+    """Of a host that fetches nothing itself."""
+    return IncomingEvidence(folder, largest_bytes, cast(Any, None), lambda head, start: None)
 
 
 def piece(at: int, *, size: int = len(BODY), digest: int = 0) -> AccusationPiece:
@@ -56,16 +61,16 @@ def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEviden
     async def main() -> tuple[list[bytes], list[int]]:
         network = MemoryNetwork(random.Random(0))
         host, accuser = (network.transport(identity_of(number)) for number in range(2))
-        whole, asked, state = list[bytes](), list[int](), [IncomingEvidence(folder, 1 << 20)]
+        whole, asked, state = list[bytes](), list[int](), [incoming_in(folder, 1 << 20)]
 
         async def on_accuse(sender: PeerId, request: Message) -> Message:
             said = AccusationPiece.from_value(request.meta)
             asked.append(said.at)
             state[0] = lose(len(asked), state[0])
-            at, path = await state[0].take(sender, said, request.body, is_member=True)
-            if path is not None:
-                whole.append(path.read_bytes())
-            return Message({"next": at})
+            taken = await state[0].take(sender, said, request.body, is_member=True)
+            if taken.path is not None:
+                whole.append(taken.path.read_bytes())
+            return Message({"next": taken.next, "again_s": taken.again_s})
 
         host.serve(ACCUSE, on_accuse, max_body_bytes=PIECE)
         await Accuser(accuser, host.peer_id, RUN).accuse(cast(Any, Case()))
@@ -82,7 +87,10 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_evidence_comes_whole_also_through_a_host_that_is_not_there_and_one_that_forgets(tmp_path: Path) -> None:
     wanted = Case().to_evidence(RUN).to_bytes()
-    starts = list(range(0, len(wanted), PIECE))
+    end = head_end(wanted)
+    assert end is not None
+    assert end <= PIECE
+    starts = [0, *range(end, len(wanted), PIECE)]  # the head goes by itself
     whole, asked = brought(tmp_path / "a", lambda number, incoming: incoming)
     assert (whole, asked) == ([wanted], starts)
 
@@ -92,13 +100,13 @@ def test_evidence_comes_whole_also_through_a_host_that_is_not_there_and_one_that
         return incoming
 
     whole, asked = brought(tmp_path / "b", away)
-    assert (whole, asked) == ([wanted], [0, PIECE, PIECE, *starts[1:]])
+    assert (whole, asked) == ([wanted], [0, end, end, *starts[1:]])
 
     def started_again(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
-        return IncomingEvidence(tmp_path / "c", 1 << 20) if number == 3 else incoming
+        return incoming_in(tmp_path / "c", 1 << 20) if number == 3 else incoming
 
     whole, asked = brought(tmp_path / "c", started_again)
-    assert (whole, asked) == ([wanted], [0, PIECE, 2 * PIECE, *starts])
+    assert (whole, asked) == ([wanted], [0, end, end + PIECE, *starts])
 
     def never(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
         raise TransientError("not now")
@@ -110,7 +118,7 @@ def test_evidence_comes_whole_also_through_a_host_that_is_not_there_and_one_that
 
     def forgetful(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
         calls.append(number)
-        return IncomingEvidence(tmp_path / "e", 1 << 20) if number % 3 == 0 else incoming
+        return incoming_in(tmp_path / "e", 1 << 20) if number % 3 == 0 else incoming
 
     with pytest.raises(TransientError, match="takes no more"):
         brought(tmp_path / "e", forgetful)
@@ -119,7 +127,7 @@ def test_evidence_comes_whole_also_through_a_host_that_is_not_there_and_one_that
 
 def test_what_can_be_no_piece_is_refused_and_one_that_came_before_is_told_where_to_go_on(tmp_path: Path) -> None:
     async def main() -> None:
-        incoming = IncomingEvidence(tmp_path / "coming", LARGEST)
+        incoming = incoming_in(tmp_path / "coming", LARGEST)
         for said, body in (
             (piece(0, size=LARGEST + 1), BODY[:PIECE]),
             (piece(0, size=1 << 62), BODY[:PIECE]),
@@ -130,18 +138,17 @@ def test_what_can_be_no_piece_is_refused_and_one_that_came_before_is_told_where_
             with pytest.raises(RemoteError):
                 await incoming.take(SENDERS[0], said, body, is_member=True)
         assert not (tmp_path / "coming").exists()
-        assert await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True) == (0, None)
+        assert await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True) == Taken(0)
         both = await asyncio.gather(
             *(incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) for _ in range(2))
         )
-        assert both == [(PIECE, None)] * 2
-        assert await incoming.take(SENDERS[0], piece(2 * PIECE), BODY[2 * PIECE :], is_member=True) == (PIECE, None)
-        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
-        assert await incoming.take(SENDERS[1], piece(PIECE), BODY[PIECE:], is_member=True) == (
-            0,
-            None,
+        assert both == [Taken(PIECE)] * 2
+        assert await incoming.take(SENDERS[0], piece(2 * PIECE), BODY[2 * PIECE :], is_member=True) == Taken(PIECE)
+        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) == Taken(PIECE)
+        assert await incoming.take(SENDERS[1], piece(PIECE), BODY[PIECE:], is_member=True) == Taken(
+            0
         )  # another's is another's
-        at, path = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True)
+        at, path, _ = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True)
         assert path is not None
         assert (at, path.read_bytes()) == (LARGEST, BODY)
 
@@ -156,21 +163,20 @@ def test_of_an_accuser_one_file_is_under_way_and_who_stops_gives_way(
 
     async def main() -> None:
         folder = tmp_path / "coming"
-        incoming = IncomingEvidence(folder, LARGEST)
+        incoming = incoming_in(folder, LARGEST)
         for digest in (1, 2):
-            assert await incoming.take(SENDERS[0], piece(0, digest=digest), BODY[:PIECE], is_member=True) == (
-                PIECE,
-                None,
+            assert await incoming.take(SENDERS[0], piece(0, digest=digest), BODY[:PIECE], is_member=True) == Taken(
+                PIECE
             )
         assert len(list(folder.iterdir())) == 1
         for number, sender in enumerate(SENDERS[1:MAX_COMING]):
             now[0] += number
-            assert await incoming.take(sender, piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
+            assert await incoming.take(sender, piece(0), BODY[:PIECE], is_member=True) == Taken(PIECE)
         with pytest.raises(TransientError, match="8 accusations"):
             await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True)
         now[0] = 100.0 + bootstrap.audit.accusations.IDLE_S
-        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
-        assert await incoming.take(SENDERS[0], piece(PIECE, digest=2), BODY[PIECE:], is_member=True) == (0, None)
+        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == Taken(PIECE)
+        assert await incoming.take(SENDERS[0], piece(PIECE, digest=2), BODY[PIECE:], is_member=True) == Taken(0)
         assert len(list(folder.iterdir())) == MAX_COMING
         monkeypatch.setattr(bootstrap.audit.accusations, "LEFT_FREE_BYTES", 1 << 60)
         with pytest.raises(TransientError, match="no room on disk"):
@@ -194,13 +200,13 @@ def test_keys_that_let_evidence_drip_keep_no_member_from_bringing_its_case(
     monkeypatch.setattr(bootstrap.audit.accusations.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     async def main() -> None:
-        incoming, huge = IncomingEvidence(tmp_path / "coming", free), piece(0, size=(free - LEFT_FREE_BYTES) // 2)
+        incoming, huge = incoming_in(tmp_path / "coming", free), piece(0, size=(free - LEFT_FREE_BYTES) // 2)
         for sender in SENDERS[:MAX_OF_STRANGERS]:
             await incoming.take(sender, huge, b"x", is_member=False)
         with pytest.raises(TransientError, match="are being brought already"):
             await incoming.take(SENDERS[MAX_OF_STRANGERS], piece(0), BODY, is_member=False)
         large = await incoming.take(SENDERS[-1], piece(0, size=free // 3), BODY[:PIECE], is_member=True)
-        assert large == (PIECE, None)
+        assert large == Taken(PIECE)
 
     asyncio.run(main())
 
@@ -210,13 +216,13 @@ def test_who_brings_a_byte_now_and_then_gives_way(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(bootstrap.audit.accusations.time, "monotonic", lambda: now[0])
 
     async def main() -> None:
-        incoming = IncomingEvidence(tmp_path / "coming", LARGEST)
+        incoming = incoming_in(tmp_path / "coming", LARGEST)
         for at in range(2):
             for sender in SENDERS[:MAX_COMING]:
-                assert await incoming.take(sender, piece(at), b"x", is_member=True) == (at + 1, None)
+                assert await incoming.take(sender, piece(at), b"x", is_member=True) == Taken(at + 1)
             with pytest.raises(TransientError, match="8 accusations"):
                 await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True)
             now[0] += IDLE_S - 1.0  # none is idle, and each is far slower than any line
-        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == (PIECE, None)
+        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE], is_member=True) == Taken(PIECE)
 
     asyncio.run(main())

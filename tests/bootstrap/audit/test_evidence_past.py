@@ -1,0 +1,205 @@
+"""The state and the results that evidence rests on come to the host from the stage's members, not from one home."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import bootstrap.audit.accusations
+from peer.audit.accuser import Accuser
+from swarm.checkpoint.state import chunk_hash
+from swarm.checkpoint.transfer import CHUNK, PART_BYTES, SNAPSHOT, Offer
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.identity.key import Identity
+from swarm.network.transport import Message
+from tests.bootstrap.audit.test_justice import STAGE, Court, Past6, past, wrong_work  # noqa: F401
+from tests.swarm.core.round.round_world import run_key
+from verification.audit.evidence import Evidence
+from verification.kinds.replay_mismatch import ReplayMismatch
+
+STEP = 4
+"""Of the deed: four results lie between it and the state."""
+
+
+@pytest.fixture
+def court(past: Past6, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Court:  # noqa: F811
+    monkeypatch.setattr(bootstrap.audit.accusations, "COME_AGAIN_S", 0.01)
+    return Court(past, tmp_path)
+
+
+def begun(court: Court, *, is_anchored: bool = True) -> None:
+    """The stage's founders are known, and where its past begins."""
+    court.open()
+    unsigned = court.past.genesis
+    genesis = replace(unsigned, signature=run_key().sign(unsigned.signed_bytes()))
+    court.ledger.append("genesis", genesis.to_value())
+    if is_anchored:
+        court.ledger.append("anchor", court.past.anchor.to_value())
+    court.open()
+
+
+class Line:
+    """The accuser's: what it brings is counted."""
+
+    def __init__(self, court: Court) -> None:
+        self._court = court
+        self.sent_bytes = 0
+        self.accuser = Accuser(cast(Any, self), court.host.peer_id, court.past.signed)
+
+    async def call(self, peer: PeerId, method: str, message: Message, **limits: Any) -> Message:
+        self.sent_bytes += len(message.body)
+        return await self._court.auditor.call(peer, method, message, **limits)
+
+
+def serve(court: Court, member: Identity, given: Counter[str], *, spoil: Callable[[bytes], bytes]) -> None:
+    """A member gives what it holds of the past, as `spoil` leaves it."""
+    held, transport = court.past, court.network.transport(member)
+    pairs = (pair for done in held.rounds for pair in zip(done.result.parts, done.bodies, strict=True))
+    bodies = {bytes(part.digest): body for part, body in pairs}
+
+    async def on_snapshot(sender: PeerId, request: Message) -> Message:
+        anchor, hashes = held.anchor, tuple(map(chunk_hash, held.state))
+        total_bytes = sum(map(len, held.state))
+        return Offer(int(STAGE), int(anchor.version), anchor.state_digest, hashes, total_bytes, None).to_message()
+
+    async def on_chunk(sender: PeerId, request: Message) -> Message:
+        given[f"{member.peer_id} chunk"] += 1
+        return Message({}, spoil(held.state[cast(int, request.meta["index"])]))
+
+    async def on_part(sender: PeerId, request: Message) -> Message:
+        given[f"{member.peer_id} part"] += 1
+        return Message({}, spoil(bytes(bodies[cast(bytes, request.meta["digest"])])))
+
+    for method, answer in ((SNAPSHOT, on_snapshot), (CHUNK, on_chunk), (PART_BYTES, on_part)):
+        transport.serve(method, answer, max_body_bytes=0)
+
+
+def third(held: Past6) -> Identity:
+    """The member that is neither accuser nor accused."""
+    return next(one for one in held.members if one not in (held.auditor, held.target))
+
+
+async def judged(court: Court, line: Line, case: ReplayMismatch) -> dict[str, Any]:
+    """What the host says of the case."""
+    court.heard.clear()
+    judging = asyncio.ensure_future(court.justice.run())
+    try:
+        async with asyncio.timeout(30):
+            await line.accuser.bring(case)
+            await court.heard.wait()
+    finally:
+        judging.cancel()
+        await asyncio.gather(judging, return_exceptions=True)
+    return court.judged[-1]
+
+
+def content(event: dict[str, Any]) -> bytes:
+    """Of the file that a ban rests on."""
+    return Path(event["evidence"]).read_bytes()
+
+
+def refuse(body: bytes) -> bytes:
+    raise TransientError("not here any more")
+
+
+def test_members_send_the_past_and_the_file_is_the_one_that_was_brought(court: Court) -> None:
+    async def play() -> None:
+        begun(court)
+        case, given, line = wrong_work(court.past, STEP, all_over=True), Counter[str](), Line(court)
+        whole = case.to_evidence(court.past.signed).to_bytes()
+        serve(court, third(court.past), given, spoil=lambda body: body)
+        event = await judged(court, line, case)
+        assert event["event"] == "banned"
+        assert content(event) == whole
+        past_bytes = sum(map(len, (*case.state_chunks, *(body for bodies in case.bodies for body in bodies))))
+        assert past_bytes > 0.5 * len(whole)
+        assert line.sent_bytes < len(whole) - past_bytes + 1000  # its last bytes are asked for more than once
+        assert {*given} == {f"{third(court.past).peer_id} {what}" for what in ("chunk", "part")}
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("member", ["refuses", "lies", "is gone"])
+def test_what_no_member_gives_its_accuser_brings(court: Court, member: str) -> None:
+    async def play() -> None:
+        begun(court)
+        case, given, line = wrong_work(court.past, STEP, all_over=True), Counter[str](), Line(court)
+        whole = case.to_evidence(court.past.signed).to_bytes()
+        if member != "is gone":
+            spoil = refuse if member == "refuses" else lambda body: body[:-1] + bytes([body[-1] ^ 1])
+            serve(court, third(court.past), given, spoil=spoil)
+        event = await judged(court, line, case)
+        assert event["event"] == "banned"
+        assert content(event) == whole
+        assert line.sent_bytes > len(whole)
+
+    asyncio.run(play())
+
+
+def test_for_a_state_that_the_host_does_not_know_it_asks_nobody(court: Court) -> None:
+    async def play() -> None:
+        begun(court, is_anchored=False)
+        case, given, line = wrong_work(court.past, STEP, all_over=True), Counter[str](), Line(court)
+        serve(court, third(court.past), given, spoil=lambda body: body)
+        assert (await judged(court, line, case))["event"] == "banned"
+        assert not given
+        assert line.sent_bytes == len(case.to_evidence(court.past.signed).to_bytes())
+
+    asyncio.run(play())
+
+
+def test_for_who_accused_untruly_members_send_nothing_once_more(court: Court) -> None:
+    async def play() -> None:
+        begun(court)
+        untrue = Evidence.from_bytes(court.past.untrue(STEP), max_bytes=1 << 26)
+        given, line = Counter[str](), Line(court)
+        serve(court, third(court.past), given, spoil=lambda body: body)
+        assert (await judged(court, line, ReplayMismatch.from_evidence(untrue)))["event"] == "acquitted"
+        once = given.total()
+        assert once
+        case = wrong_work(court.past, STEP + 1, all_over=True)
+        before = line.sent_bytes
+        assert (await judged(court, line, case))["event"] == "banned"
+        assert given.total() == once
+        assert line.sent_bytes - before == len(case.to_evidence(court.past.signed).to_bytes())
+
+    asyncio.run(play())
+
+
+def test_of_two_cases_on_one_state_it_is_sent_for_one(court: Court) -> None:
+    async def play() -> None:
+        begun(court)
+        given, line = Counter[str](), Line(court)
+        serve(court, third(court.past), given, spoil=lambda body: body)
+        for step in (STEP, STEP + 1):
+            case = wrong_work(court.past, step)
+            judging = asyncio.ensure_future(court.justice.run())
+            await line.accuser.bring(case)
+            await asyncio.sleep(0.2)
+            judging.cancel()
+            await asyncio.gather(judging, return_exceptions=True)
+        assert given[f"{third(court.past).peer_id} chunk"] == len(court.past.state)
+
+    asyncio.run(play())
+
+
+def test_a_case_that_names_another_past_is_no_evidence(court: Court) -> None:
+    """The head's digests are checked against what the stage holds, whoever wrote them."""
+
+    async def play() -> None:
+        begun(court)
+        case, given, line = wrong_work(court.past, STEP, all_over=True), Counter[str](), Line(court)
+        serve(court, third(court.past), given, spoil=lambda body: body)
+        first = bytearray(case.state_chunks[0])
+        first[-1] ^= 1
+        bent = replace(case, state_chunks=(bytes(first), *case.state_chunks[1:]))
+        with pytest.raises((RemoteError, TransientError)):
+            await judged(court, line, bent)
+        assert not court.judged
+
+    asyncio.run(play())
