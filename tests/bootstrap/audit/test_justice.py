@@ -842,7 +842,8 @@ def test_who_does_not_do_its_work_again_rightly_lied(court: Court, plea: str) ->
         if plea == "the same again":
             pleading(court, case, [bytes(part) for part in case.parts])
         elif plea == "of another key":
-            court.past = replace(court.past, target=court.past.auditor)
+            auditor, _, third = court.past.members
+            court.past = replace(court.past, members=[auditor, auditor, third])
             pleading(court, case, honest)
         elif plea == "too little":
             pleading(court, case, [])
