@@ -12,12 +12,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bootstrap.audit.evidence_past import EvidencePast, Gap
+from bootstrap.audit.evidence_past import EvidencePast, Gap, write_at
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.transfers import LEAST_BYTES_PER_S, SHARED_BY
@@ -64,7 +64,9 @@ class _Coming:
     head_end: int | None = None
     """Where its head does, as the first piece says."""
     gap: Gap | None = None
-    """What is fetched once all else is here."""
+    """What is fetched once all else is here; None once it is."""
+    skipped: int = 0
+    """Bytes of `have` that its accuser has not brought."""
     filling: asyncio.Task[None] | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -76,7 +78,13 @@ class _Coming:
     def gives_way(self, now: float) -> bool:
         """Whether others need not wait for it."""
         due = (now - self.began_at - IDLE_S) * LEAST_BYTES_PER_S / SHARED_BY
-        return now >= self.touched_at + IDLE_S or self.have < due
+        is_slow = self.have - self.skipped < due and not self.is_to_be_filled
+        return now >= self.touched_at + IDLE_S or is_slow
+
+    @property
+    def lacks(self) -> int:
+        """Bytes that are not on disk yet."""
+        return self.size - self.have + (self.skipped if self.gap is not None else 0)
 
 
 class IncomingEvidence:
@@ -86,13 +94,13 @@ class IncomingEvidence:
         self, folder: Path, largest_bytes: int, past: EvidencePast, gap_in: Callable[[EvidenceHead, int], Gap | None]
     ) -> None:
         """In a folder of its own, of which nothing is kept from one process to the next. `gap_in` the file with a head,
-        whose blobs begin there."""
+        whose blobs begin there; it raises RemoteError or TransientError where all of it would be refused."""
         self._folder = folder
         self._largest_bytes = largest_bytes
         self._past = past
         self._gap_in = gap_in
-        self._bring_all: set[PeerId] = set()
-        """Who brought what was no evidence, or not enough: nobody sends a past for them once more."""
+        self._had_help: set[PeerId] = set()
+        """For whom members have sent a past, and nothing has come of it yet: what they bring next they bring alone."""
         self._coming: dict[PeerId, _Coming] = {}
         self._numbers = itertools.count()
         shutil.rmtree(folder, ignore_errors=True)
@@ -116,88 +124,106 @@ class IncomingEvidence:
             if piece.at != held.have or self._coming.get(sender) is not held:
                 return Taken(held.have)
             held.touched_at = time.monotonic()
-            if held.is_to_be_filled and not self._is_filled(held, sender):
+            if held.is_to_be_filled and not self._is_filled(held):
                 return Taken(held.have, again_s=COME_AGAIN_S if held.gap is not None else 0.0)
             try:
-                is_trusted = is_member and sender not in self._bring_all
-                await self._write(held, memoryview(body).cast("B"), is_trusted=is_trusted)
+                await self._write(held, sender, memoryview(body).cast("B"))
             except OSError as error:
-                self._drop(sender)
+                self._drop(sender, held)
                 raise TransientError(f"the evidence cannot be written down: {error}") from error
+            except (RemoteError, TransientError):
+                self._drop(sender, held)
+                raise
+            if self._coming.get(sender) is not held:  # meanwhile it began with another, or gave way
+                held.path.unlink(missing_ok=True)
+                return Taken(0)
             if held.is_to_be_filled:
-                self._is_filled(held, sender)
+                self._begin_to_fill(held, sender)
                 return Taken(held.have, again_s=COME_AGAIN_S)
             if held.have < held.size:
                 return Taken(held.have)
             del self._coming[sender]
             return Taken(held.size, held.path)
 
-    async def _write(self, held: _Coming, body: memoryview, *, is_trusted: bool) -> None:
-        """As much of it as is taken now: what a gap is in depends on what comes before. Raises OSError."""
+    async def _write(self, held: _Coming, sender: PeerId, body: memoryview) -> None:
+        """As much of it as is taken now: what a gap is in depends on what comes before.
+
+        Raises OSError, and what `gap_in` does.
+        """
         if held.have == 0:
             held.head_end = head_end(body)
         to_end = held.head_end - held.have if held.head_end is not None else 0
-        if is_trusted and 0 < to_end <= len(body):
+        if held.is_members and sender not in self._had_help and 0 < to_end <= len(body):
             await self._append(held, body[:to_end])
             body = body[to_end:]
-            held.gap = await asyncio.to_thread(self._gap, held)
+            held.gap = await asyncio.to_thread(self._gap, held, sender)
             if held.gap is not None:
-                held.have = held.gap.end
+                held.have, held.skipped = held.gap.end, held.gap.num_bytes
                 return
-        most = held.size - held.have - (DIGEST_BYTES if held.gap is not None else 0)
-        await self._append(held, body[:most])
+        await self._append(held, body[: held.size - held.have - (DIGEST_BYTES if held.gap is not None else 0)])
 
     async def _append(self, held: _Coming, body: memoryview) -> None:
         is_last = held.have + len(body) == held.size
-        await asyncio.to_thread(_write, held.path, held.have, [body], is_last=is_last)
+        await asyncio.to_thread(write_at, held.path, held.have, body, flags=os.O_CREAT, is_last=is_last)
         held.have += len(body)
 
-    def close(self) -> None:
-        """Nothing more is taken."""
-        for accuser in [*self._coming]:
-            self._drop(accuser)
-
-    def distrust(self, accuser: PeerId) -> None:
-        """What it brought was no evidence, or came to nothing."""
-        self._bring_all.add(accuser)
-
-    def _gap(self, held: _Coming) -> Gap | None:
+    def _gap(self, held: _Coming, accuser: PeerId) -> Gap | None:
         assert held.head_end is not None
-        try:
-            with held.path.open("rb") as file:
-                gap = self._gap_in(EvidenceHead.from_bytes(file.read(held.head_end)), held.head_end)
-        except (OSError, RemoteError):  # it is told when all of it is here
-            return None
-        return gap if gap is not None and gap.end <= held.size - DIGEST_BYTES else None
+        with held.path.open("rb") as file:
+            gap = self._gap_in(EvidenceHead.from_bytes(file.read(held.head_end)), held.head_end)
+        fits = gap is not None and gap.end <= held.size - DIGEST_BYTES
+        return gap if gap is not None and fits and self._past.donors(gap, accuser) else None
 
-    def _is_filled(self, held: _Coming, accuser: PeerId) -> bool:
+    def _begin_to_fill(self, held: _Coming, accuser: PeerId) -> None:
+        assert held.gap is not None
+        self._had_help.add(accuser)
+        held.filling = asyncio.ensure_future(self._past.fill(held.gap, held.path, accuser))
+
+    def _is_filled(self, held: _Coming) -> bool:
         """Whether what is missing is here; if nobody gives it, the accuser is to bring it after all."""
         assert held.gap is not None
-        if held.filling is None:
-            held.filling = asyncio.ensure_future(self._fill(held.path, held.gap, accuser))
+        assert held.filling is not None
         if not held.filling.done():
             return False
-        if (failure := held.filling.exception()) is None:
-            held.gap = None
+        gap, failure, held.gap = held.gap, held.filling.exception(), None
+        if failure is None:
             return True
         if not isinstance(failure, RemoteError | TransientError | TimeoutError | OSError):
             raise failure
-        log.info("the past of evidence against %s, of its accuser: %s", held.gap.accused[-6:], failure)
-        held.have, held.gap = held.gap.start, None
+        log.info("the past of evidence against %s is to come from its accuser: %s", gap.accused[-6:], failure)
+        held.have, held.skipped, held.began_at = gap.start, 0, time.monotonic()
         return False
 
-    async def _fill(self, path: Path, gap: Gap, accuser: PeerId) -> None:
-        blobs = await self._past.fetch(gap, accuser)
-        await asyncio.to_thread(_write, path, gap.start, blobs, is_last=False)
+    def trust(self, accuser: PeerId) -> None:
+        """What it brought was true: members send for it again."""
+        self._had_help.discard(accuser)
+
+    def drop(self, accuser: PeerId) -> None:
+        """What it is bringing is of no use any more."""
+        held = self._coming.get(accuser)
+        if held is not None:
+            self._drop(accuser, held)
+
+    def drop_about(self, accused: PeerId) -> None:
+        """It is judged: nobody sends any more for what is being brought against it."""
+        for accuser, held in [*self._coming.items()]:
+            if held.gap is not None and held.gap.accused == accused:
+                self._drop(accuser, held)
+                self.trust(accuser)
+
+    def close(self) -> None:
+        """What is under way comes to nothing."""
+        for accuser in [*self._coming]:
+            self.drop(accuser)
 
     def _begun(self, sender: PeerId, piece: AccusationPiece, is_member: bool) -> _Coming:
-        self._drop(sender)
+        self.drop(sender)
         now = time.monotonic()
         self._make_room(is_member, now)
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._fits(piece.size) and is_member:
             for stranger in self._strangers():  # what they say is to come need never come
-                self._drop(stranger)
+                self.drop(stranger)
         if not self._fits(piece.size):
             raise TransientError(f"no room on disk for evidence of {piece.size} bytes")
         path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
@@ -215,34 +241,19 @@ class IncomingEvidence:
         lost = slow or (strangers if is_member else [])
         if not lost:
             raise TransientError(f"{len(held)} accusations are being brought already")
-        self._drop(min(lost, key=lambda peer: self._coming[peer].touched_at))
+        self.drop(min(lost, key=lambda peer: self._coming[peer].touched_at))
 
     def _fits(self, size: int) -> bool:
-        coming = sum(other.size - other.have for other in self._coming.values())
+        coming = sum(other.lacks for other in self._coming.values())
         return shutil.disk_usage(self._folder).free >= size + coming + LEFT_FREE_BYTES
 
     def _strangers(self) -> list[PeerId]:
         return [peer for peer, one in self._coming.items() if not one.is_members]
 
-    def _drop(self, sender: PeerId) -> None:
-        held = self._coming.pop(sender, None)
-        if held is not None:
-            if held.filling is not None:
-                held.filling.cancel()
-            with contextlib.suppress(OSError):
-                held.path.unlink(missing_ok=True)
-
-
-def _write(path: Path, at: int, blobs: Sequence[Bytes], *, is_last: bool) -> None:
-    """One after another, from there on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        for blob in blobs:
-            rest = memoryview(blob).cast("B")
-            while rest:
-                written = os.pwrite(descriptor, rest, at)
-                rest, at = rest[written:], at + written
-        if is_last:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _drop(self, sender: PeerId, held: _Coming) -> None:
+        if self._coming.get(sender) is held:
+            del self._coming[sender]
+        if held.filling is not None:
+            held.filling.cancel()
+        with contextlib.suppress(OSError):
+            held.path.unlink(missing_ok=True)

@@ -1,27 +1,29 @@
 """The past that evidence rests on, as the host fetches it itself: a stage's state and the results since.
 
 All members hold it, and share the sending; whoever accuses has but one home line for it, for hours where a state is
-gigabytes. It is left out of what the accuser brings (`Gap`), and comes from it only if no member gives it.
+gigabytes. It is left out of what the accuser brings (`Gap`), and comes from it only if the others do not give it.
 """
 
 import asyncio
 import logging
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from swarm.averaging.parts import Parts
-from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer, fetch_parts
+from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.many_donors import from_donors
+from swarm.checkpoint.transfer import CHUNK, PART_BYTES, transfer_s
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex
-from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
-from swarm.core.transfers import MOST_DONORS
-from swarm.disk.cold_bytes import ColdBytes
-from swarm.model.layout import ParameterLayout
-from swarm.network.transport import Transport
+from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, expected_s
+from swarm.network.transport import Message, Transport
 from verification.audit.evidence import MAX_BLOBS, Bytes, EvidenceHead
 from verification.kinds.bias import Bias
 from verification.kinds.mismatch import MISMATCHES
@@ -32,129 +34,129 @@ log = logging.getLogger(__name__)
 
 WITH_A_STATE = (*MISMATCHES, Bias.KIND)
 """Kinds of evidence that hold a whole one."""
+FLOOR_S = 60.0
+"""Beside what the bytes take on the slowest line: so long others are waited for before the accuser brings them."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One blob of a gap, and what a member is asked for it."""
+
+    method: str
+    asked: dict[str, Value]
+    digest: bytes
+    at: int
+    """Where in the file it lies."""
+    size: int
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes of an evidence file that its accuser need not bring: the file's first blobs."""
+    """Bytes of an evidence file that its accuser need not bring: its first blobs."""
 
     accused: PeerId
-    past: Past
-    anchor: Anchor
-    """Where it begins: the run key's word on the state, as this host gave it."""
-    sizes: tuple[int, ...]
-    """Of each blob in it: the state's chunks, and the parts of each result."""
-    num_chunks: int
+    stage: StageIndex
     start: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.size for piece in self.pieces)
 
     @property
     def end(self) -> int:
-        return self.start + sum(self.sizes)
+        return self.start + self.num_bytes
 
 
-def gap_in(
-    head: EvidenceHead, start: int, anchor_of: Callable[[int], Anchor | None], result_of: Callable[[int], Result | None]
-) -> Gap | None:
-    """What the stage holds of the evidence whose blobs begin at `start`; None if that is nothing, or is not known here.
-
-    `anchor_of` a version and `result_of` a step of that stage, as the host knows them: nobody has it fetch others.
-    """
+def gap_in(head: EvidenceHead, start: int, anchor_of: Callable[[int], Anchor | None]) -> Gap | None:
+    """What the stage holds of the evidence whose blobs begin at `start`; None if it shows no state of the stage that
+    the host has an anchor for. Raises RemoteError if the head is malformed."""
     if head.kind not in WITH_A_STATE:
         return None
     fields = Fields("evidence's facts", head.facts)
     past = fields.maybe("past", Past.from_value)
     num_chunks = fields.integer("num_chunks", high=MAX_BLOBS)
     num_bodies = fields.items("num_bodies", integer_item, max_items=MAX_RESULTS)
-    if past is None or not isinstance(past.beginning, Anchor) or len(num_bodies) != len(past.results):
+    if past is None or len(num_bodies) != len(past.results):
         return None
-    anchor = anchor_of(int(past.beginning.version))
+    version = int(past.beginning.version)
+    anchor, blobs = anchor_of(version), iter(head.blobs)
     if anchor is None or anchor.state_digest != past.beginning.state_digest:
         return None
+    asked: list[tuple[str, dict[str, Value]]] = [
+        (CHUNK, {"stage": int(head.stage), "version": version, "index": index}) for index in range(num_chunks)
+    ]
     for result, count in zip(past.results, num_bodies, strict=True):
-        known = result_of(int(result.roster.step))
-        if known is None or known.root() != result.root() or count != len(result.parts):
-            return None
-    sizes = tuple(blob.size for blob in head.blobs[: num_chunks + sum(num_bodies)])
-    if not num_chunks or len(sizes) != num_chunks + sum(num_bodies):
+        asked += [(PART_BYTES, {"step": result.roster.step, "part": part}) for part in range(count)]
+    if len(asked) > len(head.blobs):
         return None
-    return Gap(head.accused, past, anchor, sizes, num_chunks, start)
+    starts = accumulate((blob.size for blob in head.blobs), initial=start)
+    pieces = [
+        Piece(method, meta | ({"digest": blob.digest} if method == PART_BYTES else {}), blob.digest, at, blob.size)
+        for (method, meta), blob, at in zip(asked, blobs, starts, strict=False)
+    ]
+    return Gap(head.accused, head.stage, start, tuple(pieces)) if pieces else None
 
 
 class EvidencePast:
-    """Fetches what fills the gaps of evidence files, of one file at a time."""
+    """Has the members of a stage fill the gaps of evidence files, of a stage one file at a time."""
 
     def __init__(
-        self,
-        settings: RunSettings,
-        transport: Transport,
-        layouts: Sequence[ParameterLayout],
-        folder: Path,
-        members: Callable[[StageIndex], Sequence[PeerId]],
+        self, settings: RunSettings, transport: Transport, members: Callable[[StageIndex], Sequence[PeerId]]
     ) -> None:
-        """`layouts` by stage. What is fetched lies in `folder`; `members` of a stage who are not out."""
+        """`members` of a stage, who are not out."""
         self._settings = settings
         self._transport = transport
-        self._layouts = layouts
-        self._folder = folder
         self._members = members
-        self._fetching = asyncio.Lock()
-        self._chunks: dict[StageIndex, tuple[bytes, dict[bytes, memoryview]]] = {}
-        """Of each stage's state that was fetched last: its digest, and what is here of it, by hash. Several may accuse
-        one liar, or one several."""
+        self._filling = defaultdict[StageIndex, asyncio.Lock](asyncio.Lock)
 
-    def forget(self, stage: StageIndex, state_digest: bytes) -> None:
-        """No evidence rests on that state any more."""
-        if self._chunks.get(stage, (b"", {}))[0] == state_digest:
-            del self._chunks[stage]
+    def donors(self, gap: Gap, accuser: PeerId) -> list[PeerId]:
+        """Who is asked: neither the accuser, whose line is to be spared, nor the accused."""
+        others = [one for one in self._members(gap.stage) if one not in (gap.accused, accuser)]
+        return random.sample(others, min(len(others), MOST_DONORS))
 
-    async def fetch(self, gap: Gap, accuser: PeerId) -> list[Bytes]:
-        """The blobs that are missing. Raises TransientError, RemoteError or TimeoutError: nobody gives them."""
-        async with self._fetching:
-            others = [one for one in self._members(gap.anchor.stage) if one not in (gap.accused, accuser)]
-            donors = [*random.sample(others, min(len(others), MOST_DONORS - 1)), accuser]
-            blobs: list[Bytes] = [*await self._state_chunks(gap, donors)]
-            for result in gap.past.results:
-                blobs += await self._bodies(gap.anchor.stage, result, donors)
-        if tuple(map(len, blobs)) != gap.sizes:
-            raise RemoteError("evidence", f"the past of version {gap.anchor.version} is cut otherwise", accuser)
-        return blobs
+    async def fill(self, gap: Gap, path: Path, accuser: PeerId) -> None:
+        """Have what is missing in the file, which is there.
 
-    async def _state_chunks(self, gap: Gap, donors: Sequence[PeerId]) -> list[memoryview]:
-        stage, wanted = gap.anchor.stage, gap.anchor.state_digest
-        if self._chunks.get(stage, (b"", {}))[0] != wanted:
-            self._chunks[stage] = wanted, {}
-        held = self._chunks[stage][1]
-        offer = await self._offer(gap, donors)
-        if len(offer.hashes) != gap.num_chunks:
-            raise RemoteError("evidence", f"a state of {len(offer.hashes)} chunks, of which {gap.num_chunks} are named")
-        return await fetch_chunks(self._transport, donors, offer, self._settings, self._folder, held)
+        Raises TransientError, RemoteError, TimeoutError or OSError: the accuser is to bring it. No later than its line
+        would have brought it, were that the slowest.
+        """
+        rate = bytes_per_s(self._settings.deadlines.least_mbit)
+        async with asyncio.timeout(FLOOR_S + expected_s(gap.num_bytes, rate)), self._filling[gap.stage]:
 
-    async def _offer(self, gap: Gap, donors: Sequence[PeerId]) -> Offer:
-        anchor, last = gap.anchor, TransientError("nobody to ask for it")
-        for donor in donors:
-            try:
-                layout, version = self._layouts[anchor.stage], int(anchor.version)
-                offer = await fetch_offer(self._transport, donor, anchor.stage, layout, self._settings, version=version)
-            except (TransientError, RemoteError) as error:
-                log.info("the state of stage %d version %d from %s: %s", anchor.stage, version, donor[-6:], error)
-                last = TransientError(str(error))
-                continue
-            if offer.digest == anchor.state_digest:
-                return offer
-        raise last
+            async def fetch(donor: PeerId, piece: Piece) -> int:
+                answer = await self._transport.call(
+                    donor,
+                    piece.method,
+                    Message(piece.asked),
+                    timeout_s=transfer_s(self._settings, MOST_LANES * piece.size),
+                    max_body_bytes=piece.size,
+                )
+                await asyncio.to_thread(_put, path, piece, answer.body, donor)
+                return len(answer.body)
 
-    async def _bodies(self, stage: StageIndex, result: Result, donors: Sequence[PeerId]) -> list[Bytes]:
-        """Of the result's parts, empty ones where nobody contributed."""
-        parts, held = Parts.of(self._settings, self._layouts[stage]), dict[bytes, Bytes]()
-        named: Mapping[bytes, int] = {part.digest: part.part for part in result.parts if not part.is_empty}
-        await fetch_parts(
-            self._transport,
-            donors,
-            result.roster.step,
-            named,
-            self._settings,
-            held,
-            largest_bytes=max(map(parts.result_bytes, range(len(parts)))),
-            keep=ColdBytes(self._folder, "parts").put,
-        )
-        return [b"" if part.is_empty else held[part.digest] for part in result.parts]
+            donors = self.donors(gap, accuser)
+            if not donors:
+                raise TransientError("no other member to ask for it")
+            await from_donors(donors, [piece for piece in gap.pieces if piece.size], fetch)
+
+
+def _put(path: Path, piece: Piece, body: Bytes, donor: PeerId) -> None:
+    """Raises RemoteError for other bytes, OSError where the file is gone or the disk full."""
+    if len(body) != piece.size or bulk_digest(body) != piece.digest:
+        raise RemoteError("digest", f"{piece.method} {piece.asked} is not what evidence names", donor)
+    write_at(path, piece.at, body)
+
+
+def write_at(path: Path, at: int, body: Bytes, *, flags: int = 0, is_last: bool = False) -> None:
+    """Into a file that is there, unless `flags` has `os.O_CREAT`; `is_last`: it is on disk then. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | flags, 0o600)
+    try:
+        rest = memoryview(body).cast("B")
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            rest, at = rest[written:], at + written
+        if is_last:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -132,11 +132,12 @@ class Justice:
         settings = run.settings
         bounds = moved_bounds_in_force(settings)
         self._biases = RunningBiases(run.run_key.sign(signed_bytes("bias-secret", [run.run_id])), bounds)
-        layouts = [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)]
-        self._num_values = [layout.num_values for layout in layouts]
-        folder = run.folder.root / "accusations"
-        self._past = EvidencePast(settings, transport, layouts, folder, self._members_of)
-        self._incoming = IncomingEvidence(folder, largest_evidence_bytes(settings), self._past, self._gap_in)
+        self._num_values = [
+            stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)
+        ]
+        past = EvidencePast(settings, transport, self._members_of)
+        folder, largest_bytes = run.folder.root / "accusations", largest_evidence_bytes(settings)
+        self._incoming = IncomingEvidence(folder, largest_bytes, past, self._gap_in)
         self._table = StandingTable(has_probation=run.settings.has_probation)
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
@@ -350,7 +351,7 @@ class Justice:
         held = self._anchors[anchor.stage]
         held[int(anchor.version)] = anchor
         for old in sorted(held)[:-KEPT_ANCHORS]:
-            self._past.forget(anchor.stage, held.pop(old).state_digest)
+            del held[old]
 
     async def _on_anchor(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("anchor request", request.meta)
@@ -398,6 +399,8 @@ class Justice:
             raise RemoteError("standing", f"{sender} is not admitted", sender)
         piece = AccusationPiece.from_value(request.meta)
         if piece.accused in self.bans:
+            self._incoming.drop(sender)
+            self._incoming.trust(sender)
             return Message({"next": piece.size, "again_s": 0.0})
         self._charges.comes(piece.accused)
         self._check_room(sender)
@@ -416,23 +419,16 @@ class Justice:
         return [peer for peer in followed.chain.members if not self._is_out(peer)] if followed is not None else []
 
     def _gap_in(self, head: EvidenceHead, start: int) -> Gap | None:
-        followed = self._followed.get(head.stage)
-        return gap_in(head, start, self._anchors[head.stage].get, followed.result) if followed is not None else None
+        """Raises RemoteError or TransientError if the whole file would be refused."""
+        self._check_belongs(head)
+        return gap_in(head, start, self._anchors.get(head.stage, {}).get)
 
     async def _file(self, sender: PeerId, path: Path) -> None:
         """Have evidence that is all here judged. Raises RemoteError for what is none, TransientError if too much is."""
         evidence = await asyncio.to_thread(evidence_in, path)
-        if evidence.run_id != self._run.run_id:
-            raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
-        shows_era = evidence.kind in WITH_A_PAST
-        if not evidence.run.could_be_of(int(evidence.version), self._run.signed, shows_era=shows_era):
-            given = len(evidence.run.amendments)
-            raise RemoteError("evidence", f"{given} amendments were not in force at version {evidence.version}", sender)
+        self._check_belongs(evidence)
         if evidence.accused in self.bans:
             return
-        if evidence.version > (now := self._version(evidence.stage)) + 1:  # what is certified of it is not here yet
-            raise TransientError(f"evidence of version {evidence.version}; stage {evidence.stage} is at {now} here")
-        self._check_not_withdrawn(evidence)
         digest = await asyncio.to_thread(evidence.digest)
         name = f"{evidence.kind}-{evidence.accused[-8:]}-{digest.hex()[:16]}{SUFFIX}"
         # Two auditors that found the same may bring it in the same moment: nothing is awaited from here on.
@@ -443,6 +439,19 @@ class Justice:
         os.replace(path, self._folder / name)
         self._waiting[sender] = self._folder / name
         self._brought.set()
+
+    def _check_belongs(self, evidence: Evidence | EvidenceHead) -> None:
+        """Raises RemoteError for what is no evidence of this run, TransientError if it comes too early."""
+        run, version = evidence.run, int(evidence.version)
+        if run.run_id != self._run.run_id:
+            raise RemoteError("evidence", f"evidence of run {run.run_id[:12]}, not of this one")
+        if not run.could_be_of(version, self._run.signed, shows_era=evidence.kind in WITH_A_PAST):
+            raise RemoteError("evidence", f"{len(run.amendments)} amendments were not in force at version {version}")
+        if evidence.accused in self.bans:
+            return
+        if version > (now := self._version(evidence.stage)) + 1:  # what is certified of it is not here yet
+            raise TransientError(f"evidence of version {version}; stage {evidence.stage} is at {now} here")
+        self._check_not_withdrawn(evidence)
 
     def _check_room(self, accuser: PeerId) -> None:
         """Raises TransientError while no more can wait."""
@@ -483,13 +492,13 @@ class Justice:
             if not isinstance(error, RemoteError | LocalError):
                 log.exception("the judge breaks on %s", path)
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            self._incoming.distrust(accuser)
             self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
 
     async def _judge(self, accuser: PeerId, path: Path) -> None:
         evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            self._incoming.trust(accuser)
             return
         self._check_not_withdrawn(evidence)
         verdict = await asyncio.to_thread(
@@ -502,12 +511,12 @@ class Justice:
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
-            self._incoming.distrust(accuser)
             charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if charge is not None:
                 self._are_over(self._charges.judged(charge.accused, charge))
             if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
+                self._incoming.trust(accuser)
                 return
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
@@ -516,6 +525,7 @@ class Justice:
             if charge is not None:
                 await self._overrule(charge)
             return
+        self._incoming.trust(accuser)
         if not self._pleas.may_be_fault(evidence, verdict):
             self._ban(accuser, evidence, path, verdict.reason)
         elif evidence.accused not in self._pleading and len(self._pleading) < MAX_PLEADING:
@@ -569,6 +579,7 @@ class Justice:
         self._ledger.append("ban", ban.to_value())
         self._are_over(self._charges.judged(ban.peer_id))
         self.bans[ban.peer_id] = ban
+        self._incoming.drop_about(ban.peer_id)
         self._emit(
             {
                 "event": "banned",
@@ -583,7 +594,7 @@ class Justice:
         )
         self._shut_out_and_tell(BAN, "ban", ban)
 
-    def _check_not_withdrawn(self, evidence: Evidence) -> None:
+    def _check_not_withdrawn(self, evidence: Evidence | EvidenceHead) -> None:
         """Raises RemoteError if the accused has found its own fault, and taken back what it is accused of."""
         accused, version = evidence.accused, int(evidence.version)
         if evidence.kind == StepFraud.KIND and self.stated.has_withdrawn(accused, version):

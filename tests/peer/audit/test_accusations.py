@@ -67,7 +67,7 @@ def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEviden
             said = AccusationPiece.from_value(request.meta)
             asked.append(said.at)
             state[0] = lose(len(asked), state[0])
-            taken = await state[0].take(sender, said, request.body, is_member=True)
+            taken = await state[0].take(sender, said, request.body, is_member=False)
             if taken.path is not None:
                 whole.append(taken.path.read_bytes())
             return Message({"next": taken.next, "again_s": taken.again_s})
