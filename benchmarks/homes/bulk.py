@@ -36,7 +36,7 @@ WAYS = {
 
 def sending(network: Namespaces, home: str, way: str, congestion: str) -> AbstractContextManager[Talking]:
     """A `benchmarks.round.bulk_sender` in a home."""
-    command = ["ip", "netns", "exec", network.namespace(home), sys.executable, "-m", "benchmarks.round.bulk_sender"]
+    command = [*network.inside(home), sys.executable, "-m", "benchmarks.round.bulk_sender"]
     return talking([*command, network.address(home), "--way", way, "--congestion", congestion], "a sender")
 
 

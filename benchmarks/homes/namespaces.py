@@ -199,11 +199,15 @@ class Namespaces:
         """The member's IPv4 address, as it knows it."""
         return INSIDE if member in self._hidden | self._routed else self.outside(member)
 
+    def inside(self, member: str) -> list[str]:
+        """What a command begins with to be begun in the member's namespace, on this machine's own /sys. There daemons
+        see which cores others have claimed; `ip netns exec` gives each a /sys to itself, and so all the same core."""
+        return ["nsenter", f"--net={_NETNS / self.namespace(member)}"]
+
     def daemon(self, member: str, folder: Path, *command: str) -> list[str]:
         """A daemon's command as it is begun in the member's namespace: where it listens, and with its own folder in
         `folder`."""
-        inside = ["ip", "netns", "exec", self.namespace(member), *command]
-        return [*inside, "--dir", str(folder / member), "--listen", f"{self.address(member)}:0"]
+        return [*self.inside(member), *command, "--dir", str(folder / member), "--listen", f"{self.address(member)}:0"]
 
     def outside(self, member: str) -> str:
         """The IPv4 address from which the others see it."""

@@ -56,7 +56,7 @@ class Peer:
 
 @contextmanager
 def peer(network: Namespaces, name: str, *options: str) -> Iterator[Peer]:
-    command = ["ip", "netns", "exec", network.namespace(name), sys.executable, "-m", "benchmarks.homes.punching_peer"]
+    command = [*network.inside(name), sys.executable, "-m", "benchmarks.homes.punching_peer"]
     with talking([*command, *options], "a peer") as program:
         yield Peer(program)
 

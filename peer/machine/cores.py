@@ -27,7 +27,10 @@ _claims: list[int] = []
 
 
 def claim_cores(count: int) -> tuple[int, ...]:
-    """Bind this process, and those it starts, to `count` cores; none where the system cannot (macOS, Windows)."""
+    """Bind this process, and those it starts, to `count` cores; none where the system cannot (macOS, Windows).
+
+    Of those that are free any: who has a /sys of its own, as in a container, sees no others' claims.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return ()
     allowed = usable_cores()
@@ -36,12 +39,12 @@ def claim_cores(count: int) -> tuple[int, ...]:
             _claim(CPUS / f"cpu{core}")
         return allowed
     chosen: list[int] = []
+    any_order = random.SystemRandom().sample(allowed, len(allowed))
     for layer in LAYERS:
-        for core in allowed:
+        for core in any_order:
             if len(chosen) < count and core not in chosen and _claim(CPUS / f"cpu{core}" / layer):
                 chosen.append(core)
-    rest = [core for core in allowed if core not in chosen]
-    chosen += random.SystemRandom().sample(rest, count - len(chosen))
+    chosen += [core for core in any_order if core not in chosen][: count - len(chosen)]
     os.sched_setaffinity(0, chosen)
     log.info("running on cores %s of %s", sorted(chosen), allowed)
     return tuple(sorted(chosen))
