@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from bootstrap.audit.evidence_past import EvidencePast, Gap, write_at
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.transfers import LEAST_BYTES_PER_S, SHARED_BY
 from swarm.host_protocol import AccusationPiece
 from verification.audit.evidence import Bytes, EvidenceHead, head_end
@@ -34,6 +33,8 @@ IDLE_S = 120.0
 """Who brings nothing for so long gives way to others, and who is slower than the slowest line is."""
 LEFT_FREE_BYTES = 1 << 30
 """Of the disk."""
+HELPED_EVERY = 16
+"""Versions of a stage: so often its members send a past for one accuser, true or not."""
 COME_AGAIN_S = 2.0
 """While the rest is fetched: its closing digest, the last that is taken, is asked for as often."""
 
@@ -54,6 +55,8 @@ class _Coming:
     """A file of which some pieces are here."""
 
     path: Path
+    accused: PeerId
+    """As its pieces say."""
     digest: bytes
     size: int
     is_members: bool
@@ -91,16 +94,23 @@ class IncomingEvidence:
     """Evidence files as they come in, each from one accuser; nothing in them is checked here."""
 
     def __init__(
-        self, folder: Path, largest_bytes: int, past: EvidencePast, gap_in: Callable[[EvidenceHead, int], Gap | None]
+        self,
+        folder: Path,
+        largest_bytes: int,
+        past: EvidencePast,
+        gap_in: Callable[[EvidenceHead, int], Gap | None],
+        now: Callable[[StageIndex], Version],
     ) -> None:
         """In a folder of its own, of which nothing is kept from one process to the next. `gap_in` the file with a head,
-        whose blobs begin there; it raises RemoteError or TransientError where all of it would be refused."""
+        whose blobs begin there; it raises RemoteError or TransientError where all of it would be refused. `now`: the
+        stage's version."""
         self._folder = folder
         self._largest_bytes = largest_bytes
         self._past = past
         self._gap_in = gap_in
-        self._had_help: set[PeerId] = set()
-        """For whom members have sent a past, and nothing has come of it yet: what they bring next they bring alone."""
+        self._now = now
+        self._helped_at: dict[PeerId, Version] = {}
+        """For whom members have sent a past, and at which version that was last."""
         self._coming: dict[PeerId, _Coming] = {}
         self._numbers = itertools.count()
         shutil.rmtree(folder, ignore_errors=True)
@@ -153,7 +163,7 @@ class IncomingEvidence:
         if held.have == 0:
             held.head_end = head_end(body)
         to_end = held.head_end - held.have if held.head_end is not None else 0
-        if held.is_members and sender not in self._had_help and 0 < to_end <= len(body):
+        if held.is_members and 0 < to_end <= len(body):
             await self._append(held, body[:to_end])
             body = body[to_end:]
             held.gap = await asyncio.to_thread(self._gap, held, sender)
@@ -164,19 +174,22 @@ class IncomingEvidence:
 
     async def _append(self, held: _Coming, body: memoryview) -> None:
         is_last = held.have + len(body) == held.size
-        await asyncio.to_thread(write_at, held.path, held.have, body, flags=os.O_CREAT, is_last=is_last)
+        await asyncio.to_thread(write_at, held.path, held.have, body, is_last=is_last)
         held.have += len(body)
 
     def _gap(self, held: _Coming, accuser: PeerId) -> Gap | None:
         assert held.head_end is not None
         with held.path.open("rb") as file:
             gap = self._gap_in(EvidenceHead.from_bytes(file.read(held.head_end)), held.head_end)
-        fits = gap is not None and gap.end <= held.size - DIGEST_BYTES
-        return gap if gap is not None and fits and self._past.donors(gap, accuser) else None
+        if gap is None or gap.end > held.size - DIGEST_BYTES or gap.accused != held.accused:
+            return None
+        helped_at = self._helped_at.get(accuser)
+        is_due = helped_at is None or self._now(gap.stage) >= helped_at + HELPED_EVERY
+        return gap if is_due and self._past.donors(gap, accuser) else None
 
     def _begin_to_fill(self, held: _Coming, accuser: PeerId) -> None:
         assert held.gap is not None
-        self._had_help.add(accuser)
+        self._helped_at[accuser] = self._now(held.gap.stage)
         held.filling = asyncio.ensure_future(self._past.fill(held.gap, held.path, accuser))
 
     def _is_filled(self, held: _Coming) -> bool:
@@ -185,23 +198,20 @@ class IncomingEvidence:
         assert held.filling is not None
         if not held.filling.done():
             return False
-        gap, failure, held.gap = held.gap, held.filling.exception(), None
+        gap, failure, held.gap, held.skipped = held.gap, held.filling.exception(), None, 0
         if failure is None:
+            held.began_at = time.monotonic()
             return True
+        held.have, held.began_at = gap.start, time.monotonic()
         if not isinstance(failure, RemoteError | TransientError | TimeoutError | OSError):
             raise failure
         log.info("the past of evidence against %s is to come from its accuser: %s", gap.accused[-6:], failure)
-        held.have, held.skipped, held.began_at = gap.start, 0, time.monotonic()
         return False
 
-    def trust(self, accuser: PeerId) -> None:
-        """What it brought was true: members send for it again."""
-        self._had_help.discard(accuser)
-
-    def drop(self, accuser: PeerId) -> None:
-        """What it is bringing is of no use any more."""
+    def drop(self, accuser: PeerId, digest: bytes | None = None) -> None:
+        """What it is bringing is of no use any more; with `digest` if it is that file."""
         held = self._coming.get(accuser)
-        if held is not None:
+        if held is not None and digest in (None, held.digest):
             self._drop(accuser, held)
 
     def drop_about(self, accused: PeerId) -> None:
@@ -209,7 +219,6 @@ class IncomingEvidence:
         for accuser, held in [*self._coming.items()]:
             if held.gap is not None and held.gap.accused == accused:
                 self._drop(accuser, held)
-                self.trust(accuser)
 
     def close(self) -> None:
         """What is under way comes to nothing."""
@@ -227,7 +236,8 @@ class IncomingEvidence:
         if not self._fits(piece.size):
             raise TransientError(f"no room on disk for evidence of {piece.size} bytes")
         path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
-        made = _Coming(path, piece.digest, piece.size, is_member, now, now)
+        path.touch(mode=0o600)
+        made = _Coming(path, piece.accused, piece.digest, piece.size, is_member, now, now)
         self._coming[sender] = made
         return made
 

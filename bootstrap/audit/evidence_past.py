@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,17 +15,19 @@ from pathlib import Path
 
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.many_donors import from_donors
+from swarm.checkpoint.state import CHUNK_BYTES
 from swarm.checkpoint.transfer import CHUNK, PART_BYTES, transfer_s
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex
-from swarm.core.settings import RunSettings
+from swarm.core.settings import LARGEST_PART_VALUES, RunSettings
 from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, expected_s
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import MAX_BLOBS, Bytes, EvidenceHead
 from verification.kinds.bias import Bias
 from verification.kinds.mismatch import MISMATCHES
+from verification.replay.evidence_file import MAX_BYTES_PER_VALUE
 from verification.state.anchor import Anchor
 from verification.state.past import MAX_RESULTS, Past
 
@@ -36,6 +37,8 @@ WITH_A_STATE = (*MISMATCHES, Bias.KIND)
 """Kinds of evidence that hold a whole one."""
 FLOOR_S = 60.0
 """Beside what the bytes take on the slowest line: so long others are waited for before the accuser brings them."""
+MOST_BYTES = {CHUNK: CHUNK_BYTES, PART_BYTES: MAX_BYTES_PER_VALUE * LARGEST_PART_VALUES}
+"""Of what answers one question: several are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +82,27 @@ def gap_in(head: EvidenceHead, start: int, anchor_of: Callable[[int], Anchor | N
     num_bodies = fields.items("num_bodies", integer_item, max_items=MAX_RESULTS)
     if past is None or len(num_bodies) != len(past.results):
         return None
-    version = int(past.beginning.version)
-    anchor, blobs = anchor_of(version), iter(head.blobs)
-    if anchor is None or anchor.state_digest != past.beginning.state_digest:
+    version, counts = int(past.beginning.version), [num_chunks, *num_bodies]
+    anchor = anchor_of(version)
+    if anchor is None or anchor.state_digest != past.beginning.state_digest or sum(counts) > len(head.blobs):
         return None
     asked: list[tuple[str, dict[str, Value]]] = [
         (CHUNK, {"stage": int(head.stage), "version": version, "index": index}) for index in range(num_chunks)
     ]
     for result, count in zip(past.results, num_bodies, strict=True):
         asked += [(PART_BYTES, {"step": result.roster.step, "part": part}) for part in range(count)]
-    if len(asked) > len(head.blobs):
-        return None
     starts = accumulate((blob.size for blob in head.blobs), initial=start)
     pieces = [
         Piece(method, meta | ({"digest": blob.digest} if method == PART_BYTES else {}), blob.digest, at, blob.size)
-        for (method, meta), blob, at in zip(asked, blobs, starts, strict=False)
+        for (method, meta), blob, at in zip(asked, head.blobs, starts, strict=False)
     ]
-    return Gap(head.accused, head.stage, start, tuple(pieces)) if pieces else None
+    if not pieces or any(piece.size > MOST_BYTES[piece.method] for piece in pieces):
+        return None
+    return Gap(head.accused, head.stage, start, tuple(pieces))
 
 
 class EvidencePast:
-    """Has the members of a stage fill the gaps of evidence files, of a stage one file at a time."""
+    """Has the members of a stage fill the gaps of evidence files."""
 
     def __init__(
         self, settings: RunSettings, transport: Transport, members: Callable[[StageIndex], Sequence[PeerId]]
@@ -108,7 +111,6 @@ class EvidencePast:
         self._settings = settings
         self._transport = transport
         self._members = members
-        self._filling = defaultdict[StageIndex, asyncio.Lock](asyncio.Lock)
 
     def donors(self, gap: Gap, accuser: PeerId) -> list[PeerId]:
         """Who is asked: neither the accuser, whose line is to be spared, nor the accused."""
@@ -122,7 +124,7 @@ class EvidencePast:
         would have brought it, were that the slowest.
         """
         rate = bytes_per_s(self._settings.deadlines.least_mbit)
-        async with asyncio.timeout(FLOOR_S + expected_s(gap.num_bytes, rate)), self._filling[gap.stage]:
+        async with asyncio.timeout(FLOOR_S + expected_s(gap.num_bytes, rate)):
 
             async def fetch(donor: PeerId, piece: Piece) -> int:
                 answer = await self._transport.call(
@@ -148,9 +150,9 @@ def _put(path: Path, piece: Piece, body: Bytes, donor: PeerId) -> None:
     write_at(path, piece.at, body)
 
 
-def write_at(path: Path, at: int, body: Bytes, *, flags: int = 0, is_last: bool = False) -> None:
-    """Into a file that is there, unless `flags` has `os.O_CREAT`; `is_last`: it is on disk then. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | flags, 0o600)
+def write_at(path: Path, at: int, body: Bytes, *, is_last: bool = False) -> None:
+    """Into a file that is there; `is_last`: it is on disk then. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY)
     try:
         rest = memoryview(body).cast("B")
         while rest:

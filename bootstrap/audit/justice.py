@@ -137,7 +137,7 @@ class Justice:
         ]
         past = EvidencePast(settings, transport, self._members_of)
         folder, largest_bytes = run.folder.root / "accusations", largest_evidence_bytes(settings)
-        self._incoming = IncomingEvidence(folder, largest_bytes, past, self._gap_in)
+        self._incoming = IncomingEvidence(folder, largest_bytes, past, self._gap_in, self._version)
         self._table = StandingTable(has_probation=run.settings.has_probation)
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
@@ -399,8 +399,7 @@ class Justice:
             raise RemoteError("standing", f"{sender} is not admitted", sender)
         piece = AccusationPiece.from_value(request.meta)
         if piece.accused in self.bans:
-            self._incoming.drop(sender)
-            self._incoming.trust(sender)
+            self._incoming.drop(sender, piece.digest)
             return Message({"next": piece.size, "again_s": 0.0})
         self._charges.comes(piece.accused)
         self._check_room(sender)
@@ -421,7 +420,7 @@ class Justice:
     def _gap_in(self, head: EvidenceHead, start: int) -> Gap | None:
         """Raises RemoteError or TransientError if the whole file would be refused."""
         self._check_belongs(head)
-        return gap_in(head, start, self._anchors.get(head.stage, {}).get)
+        return None if head.accused in self.bans else gap_in(head, start, self._anchors.get(head.stage, {}).get)
 
     async def _file(self, sender: PeerId, path: Path) -> None:
         """Have evidence that is all here judged. Raises RemoteError for what is none, TransientError if too much is."""
@@ -498,7 +497,6 @@ class Justice:
         evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            self._incoming.trust(accuser)
             return
         self._check_not_withdrawn(evidence)
         verdict = await asyncio.to_thread(
@@ -516,7 +514,6 @@ class Justice:
             if charge is not None:
                 self._are_over(self._charges.judged(charge.accused, charge))
             if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
-                self._incoming.trust(accuser)
                 return
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
@@ -525,7 +522,6 @@ class Justice:
             if charge is not None:
                 await self._overrule(charge)
             return
-        self._incoming.trust(accuser)
         if not self._pleas.may_be_fault(evidence, verdict):
             self._ban(accuser, evidence, path, verdict.reason)
         elif evidence.accused not in self._pleading and len(self._pleading) < MAX_PLEADING:

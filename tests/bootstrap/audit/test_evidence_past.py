@@ -10,18 +10,21 @@ from typing import Any, cast
 import pytest
 
 import bootstrap.audit.accusations
+from bootstrap.audit.accusations import HELPED_EVERY
 from bootstrap.round.followed_stage import FollowedStage
 from peer.audit.accuser import Accuser
+from swarm.checkpoint.state import CHUNK_BYTES
 from swarm.checkpoint.transfer import CHUNK, PART_BYTES
+from swarm.core.canonical import pack
 from swarm.core.errors import TransientError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Version
 from swarm.core.state.stage_chain import StageChain
-from swarm.host_protocol import PLEA, AccusationPiece
+from swarm.host_protocol import AccusationPiece
 from swarm.identity.key import Identity
 from swarm.network.transport import Message
 from tests.bootstrap.audit.test_justice import STAGE, Court, Past6, past, wrong_work  # noqa: F401
 from tests.swarm.core.round.round_world import run_key
-from verification.audit.evidence import Evidence
+from verification.audit.evidence import MAGIC, Evidence, EvidenceHead, head_end
 from verification.kinds.replay_mismatch import ReplayMismatch
 
 STEP = 4
@@ -150,48 +153,54 @@ def test_for_a_state_that_the_host_does_not_know_it_asks_nobody(court: Court) ->
     asyncio.run(play())
 
 
-def test_for_who_accused_untruly_members_send_nothing_once_more(court: Court) -> None:
+@pytest.mark.parametrize("again_after", [15, 16])
+def test_members_send_a_past_for_one_accuser_once_in_sixteen_versions(
+    court: Court, again_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play() -> None:
         begun(court)
         untrue = Evidence.from_bytes(court.past.untrue(STEP), max_bytes=1 << 26)
         given, line = Counter[str](), Line(court)
         serve(court, third(court.past), given, spoil=lambda body: body)
         assert (await judged(court, line, ReplayMismatch.from_evidence(untrue)))["event"] == "acquitted"
-        once = given.total()
+        once, now = given.total(), int(court.followed[STAGE].version)
         assert once
-        case = wrong_work(court.past, STEP + 1, all_over=True)
-        before = line.sent_bytes
+        monkeypatch.setattr(court.justice._incoming, "_now", lambda stage: Version(now + again_after))
+        case, before = wrong_work(court.past, STEP, all_over=True), line.sent_bytes
         assert (await judged(court, line, case))["event"] == "banned"
-        assert given.total() == once
-        assert line.sent_bytes - before == len(case.to_evidence(court.past.signed).to_bytes())
+        assert given.total() == (2 * once if again_after >= HELPED_EVERY else once)
+        whole = len(case.to_evidence(court.past.signed).to_bytes())
+        assert (line.sent_bytes - before == whole) == (again_after < HELPED_EVERY)
 
     asyncio.run(play())
 
 
-def test_whose_cases_are_true_has_the_past_sent_for_each(court: Court) -> None:
+@pytest.mark.parametrize("lie", ["more bodies than blobs", "a huge chunk", "another accused", "one who is out"])
+def test_a_head_that_asks_for_more_than_there_is_has_nobody_send_anything(court: Court, lie: str) -> None:
+    """Whoever is a member may write any head; the host counts before it makes room."""
+
     async def play() -> None:
         begun(court)
-        given, line = Counter[str](), Line(court)
-        serve(court, third(court.past), given, spoil=lambda body: body)
-        whole = wrong_work(court.past, STEP).to_evidence(court.past.signed).to_bytes()
-        found_guilty = asyncio.Event()
-
-        async def on_plea(sender: PeerId, request: Message) -> Message:
-            found_guilty.set()
-            return await asyncio.get_running_loop().create_future()  # it takes its time
-
-        court.target.serve(PLEA, on_plea, max_body_bytes=1 << 26)
-        judging = asyncio.ensure_future(court.justice.run())
-        for number in (1, 2):
-            before = line.sent_bytes
-            found_guilty.clear()
-            await line.accuser.bring(wrong_work(court.past, STEP + number - 1))
-            if number == 1:
-                await asyncio.wait_for(found_guilty.wait(), 20.0)
-            assert given[f"{third(court.past).peer_id} chunk"] == number * len(court.past.state)
-            assert line.sent_bytes - before < 0.5 * len(whole)
-        judging.cancel()
-        await asyncio.gather(judging, return_exceptions=True)
+        evidence = wrong_work(court.past, STEP, all_over=True).to_evidence(court.past.signed)
+        body = evidence.to_bytes()
+        end = head_end(body)
+        assert end is not None
+        head = EvidenceHead.from_bytes(body[:end])
+        accused = head.accused
+        if lie == "more bodies than blobs":
+            facts = cast(dict[str, Any], head.facts)
+            head = replace(head, facts={**facts, "num_bodies": [1 << 40, *facts["num_bodies"][1:]]})
+        elif lie == "a huge chunk":
+            head = replace(head, blobs=(replace(head.blobs[0], size=CHUNK_BYTES + 1), *head.blobs[1:]))
+        elif lie == "another accused":
+            accused = third(court.past).peer_id
+        else:
+            court.justice.bans[accused] = cast(Any, None)
+        packed = pack(head.to_value())
+        told = MAGIC + len(packed).to_bytes(4, "little") + packed
+        piece = AccusationPiece(accused, bytes(32), len(body) + CHUNK_BYTES, 0)
+        taken = await court.justice._incoming.take(court.past.auditor.peer_id, piece, told, is_member=True)
+        assert taken.next == len(told)
 
     asyncio.run(play())
 

@@ -14,7 +14,7 @@ import peer.audit.accuser
 from bootstrap.audit.accusations import IDLE_S, LEFT_FREE_BYTES, MAX_COMING, MAX_OF_STRANGERS, IncomingEvidence, Taken
 from peer.audit.accuser import MAX_TRIES, Accuser
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import ACCUSE, AccusationPiece
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.memory import MemoryNetwork
@@ -33,7 +33,7 @@ LARGEST = len(BODY)
 
 def incoming_in(folder: Path, largest_bytes: int) -> IncomingEvidence:
     """Of a host that fetches nothing itself."""
-    return IncomingEvidence(folder, largest_bytes, cast(Any, None), lambda head, start: None)
+    return IncomingEvidence(folder, largest_bytes, cast(Any, None), lambda head, start: None, lambda stage: Version(0))
 
 
 def piece(at: int, *, size: int = len(BODY), digest: int = 0) -> AccusationPiece:
