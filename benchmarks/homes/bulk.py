@@ -34,19 +34,24 @@ WAYS = {
 """Way, the namespace's congestion control, that of direct streams. A namespace may not have cubic as its default."""
 
 
-def sending(network: Namespaces, home: str, way: str, congestion: str) -> AbstractContextManager[Talking]:
+def sending(
+    network: Namespaces, home: str, way: str, congestion: str, answer_ms: float
+) -> AbstractContextManager[Talking]:
     """A `benchmarks.round.bulk_sender` in a home."""
     command = [*network.inside(home), sys.executable, "-m", "benchmarks.round.bulk_sender"]
-    return talking([*command, network.address(home), "--way", way, "--congestion", congestion], "a sender")
+    options = ["--way", way, "--congestion", congestion, "--answer-ms", str(answer_ms)]
+    return talking([*command, network.address(home), *options], "a sender")
 
 
-def measure(name: str, paths: Paths, *, uplink_mbit: float, megabytes: float, transfers: int) -> dict[str, float]:
+def measure(
+    name: str, paths: Paths, *, answer_ms: float, uplink_mbit: float, megabytes: float, transfers: int
+) -> dict[str, float]:
     way, default, congestion = WAYS[name]
     with ExitStack() as stack:
         network = stack.enter_context(Namespaces(HOMES, bridged=False))
         network.control_congestion(default)
         router = stack.enter_context(routing(network, HOMES))
-        senders = [stack.enter_context(sending(network, home, way, congestion)) for home in HOMES]
+        senders = [stack.enter_context(sending(network, home, way, congestion, answer_ms)) for home in HOMES]
         said = [sender.hear() for sender in senders]
         for sender, other, dials in zip(senders, reversed(said), (True, False), strict=True):
             sender.tell({**other, "dials": dials})
@@ -83,6 +88,9 @@ def _dropped(router: Router, start: float, stop: float) -> int:
 @click.command()
 @click.option("--way", "ways", multiple=True, type=click.Choice([*WAYS]), help="By default all; repeat.")
 @click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True)
+@click.option(
+    "--answer-ms", type=click.FloatRange(min=0), default=10.0, show_default=True, help="Until a message is answered."
+)
 @click.option("--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Probability of a packet.")
 @click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=UPLINK_MBIT, show_default=True)
 @click.option("--megabytes", type=click.FloatRange(min=1), default=12.0, show_default=True, help="Each way.")
@@ -92,6 +100,7 @@ def _dropped(router: Router, start: float, stop: float) -> int:
 def main(
     ways: tuple[str, ...],
     round_trip_ms: float,
+    answer_ms: float,
     loss: float,
     uplink_mbit: float,
     megabytes: float,
@@ -106,7 +115,9 @@ def main(
     result: dict[str, Any] = {}
     for name in ways or WAYS:
         paths = Paths(round_trip_ms, loss)
-        found = measure(name, paths, uplink_mbit=uplink_mbit, megabytes=megabytes, transfers=transfers)
+        found = measure(
+            name, paths, answer_ms=answer_ms, uplink_mbit=uplink_mbit, megabytes=megabytes, transfers=transfers
+        )
         result[name] = {**found, "load_average": os.getloadavg()[0]}
         if not as_json:
             click.echo(

@@ -1,6 +1,6 @@
 """One end of `benchmarks.homes.bulk`: it sends its peer bulk as a round does, when told to.
 
-    python -m benchmarks.round.bulk_sender ADDRESS --way p2pd|direct --congestion NAME
+    python -m benchmarks.round.bulk_sender ADDRESS --way p2pd|direct --congestion NAME [--answer-ms N]
 
 Says its peer id and addresses in a JSON line, then reads lines: the other's `{"peer_id", "addresses", "dials"}`, and
 for each transfer its `{"num_bytes"}`, after which it says `{"start", "stop", "small_s", "slowest_small_s"}`. Ends
@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -30,20 +31,18 @@ from verification.round.papers import Bytes
 
 PART_BYTES = 1 << 18
 """A part in int8."""
-ANSWER_S = 0.01
-"""How long hashing and checking a message takes."""
 SMALL_EVERY_S = 0.3
 CALL_S = 120.0
 CONNECT_S = 20.0
 
 
-async def run(address: str, way: str) -> None:
+async def run(address: str, way: str, answer_s: float) -> None:
     settings = P2PSettings(listen=(f"/ip4/{address}/tcp/0",), direct_port=0 if way == "direct" else None)
     transport = await P2PTransport.create(Identity.generate(), settings)
     try:
 
         async def take(_: PeerId, request: Message) -> Message:
-            await asyncio.sleep(ANSWER_S)
+            await asyncio.sleep(answer_s)  # hashing and checking a message
             return Message()
 
         transport.serve("take", take, max_body_bytes=MESSAGE_BYTES)
@@ -87,8 +86,8 @@ class Sender:
         usual_s = statistics.median(small_s) if small_s else 0.0
         return {"start": start, "stop": stop, "small_s": usual_s, "slowest_small_s": max(small_s, default=0.0)}
 
-    async def _send(self, _: PeerId, parcels: list[Parcel]) -> int:
-        await self._call(*(parcel.body for parcel in parcels))
+    async def _send(self, _: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
+        await self._call(*(parcel.body for parcel in parcels), on_left=on_left)
         return sum(len(parcel.body) for parcel in parcels)
 
     async def _talk(self, took_s: list[float]) -> None:
@@ -98,8 +97,9 @@ class Sender:
             await self._call(bytes(200))
             took_s.append(time.monotonic() - began)
 
-    async def _call(self, *bodies: Bytes) -> None:
-        await self._transport.call(self._peer_id, "take", Message(more=bodies), timeout_s=CALL_S, max_body_bytes=0)
+    async def _call(self, *bodies: Bytes, on_left: Callable[[], None] | None = None) -> None:
+        message = Message(more=bodies, on_left=on_left)
+        await self._transport.call(self._peer_id, "take", message, timeout_s=CALL_S, max_body_bytes=0)
 
 
 async def _until_connected(transport: P2PTransport, peer_id: PeerId) -> None:
@@ -124,11 +124,12 @@ def _say(value: dict[str, Any]) -> None:
 @click.argument("address")
 @click.option("--way", type=click.Choice(["p2pd", "direct"]), required=True)
 @click.option("--congestion", required=True, help="TCP's control of direct streams.")
-def main(address: str, way: str, congestion: str) -> None:
+@click.option("--answer-ms", type=float, default=10.0, show_default=True, help="Until a message is answered.")
+def main(address: str, way: str, congestion: str, answer_ms: float) -> None:
     direct.CONGESTION = congestion.encode()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(run(address, way))
+            runner.run(run(address, way, answer_ms / 1000))
     except TransientError as error:
         raise click.ClickException(str(error)) from error
 

@@ -163,7 +163,7 @@ class PartExchange:
             parcel = Parcel(state, "reduced", head, body, reduced.part, reduced)
             self._outbox.put(peer, parcel, is_last=peer in done_without)
 
-    async def _send(self, peer: PeerId, parcels: list[Parcel]) -> int:
+    async def _send(self, peer: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
         if not parcels:
             return 0
@@ -175,7 +175,7 @@ class PartExchange:
             "fragment": value_or_none(parcels[0].fragment),
         }
         state = parcels[0].state
-        reply = await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels))
+        reply = await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels), on_left)
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
         return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)

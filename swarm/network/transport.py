@@ -28,6 +28,8 @@ class Message:
     body: bytes | bytearray | memoryview = b""
     more: tuple[bytes | bytearray | memoryview, ...] = ()
     """Of a request to be sent: buffers that continue the body. What is received has one body."""
+    on_left: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """Of a request to be sent: called once when its bytes are there, where the system says so, before its answer."""
 
     @property
     def num_bytes(self) -> int:

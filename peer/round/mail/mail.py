@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
@@ -47,10 +47,15 @@ class RoundMail:
         self._presence.heard_of(peer)
 
     async def send(
-        self, state: StepState, peer: PeerId, meta: dict[str, Value], bodies: tuple[Bytes, ...] = ()
+        self,
+        state: StepState,
+        peer: PeerId,
+        meta: dict[str, Value],
+        bodies: tuple[Bytes, ...] = (),
+        on_left: Callable[[], None] | None = None,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
-        it did not take it.
+        it did not take it. `on_left` is told when its bytes are there, each time.
 
         Bodies of which it is not known whether they came are asked after before they are sent again.
         """
@@ -69,7 +74,7 @@ class RoundMail:
                     reply = await context.transport.call(peer, ROUND, doubt, timeout_s=call_s, max_body_bytes=0)
                 may_be_there = False
                 if reply.meta.get("status") not in ("held", "over"):
-                    whole = Message(asked, more=bodies)
+                    whole = Message(asked, more=bodies, on_left=on_left)
                     reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)

@@ -8,9 +8,11 @@ is what waits for that peer; where this machine's uplink is full, what waits for
 
 Each message under way has a connection of its own, and all share this machine's uplink. Together they are no more than
 its buffer holds the least that TCP keeps under way of: or they would lose one another's packets, and the packets of
-votes and reports most of all. A message to a peer whose line is much slower than others' fills none of that buffer: it
-goes beside the others, or two such would keep an uplink that carries no more nearly idle. Nor does one that hangs on
-its way to a peer that is silent.
+votes and reports most of all. One whose bytes are there takes nothing of that while its answer is awaited. Where it
+takes half a second, over oceans or of a machine that has much to do, a line that carried little for a moment would else
+be slow for good: it is measured by what goes over it, which would be the few messages that a slow line has room for. A
+message to a peer whose line is much slower than others' fills none of that buffer: it goes beside the others, or two
+such would keep an uplink that carries no more nearly idle. Nor does one that hangs on its way to a peer that is silent.
 """
 
 import asyncio
@@ -187,6 +189,8 @@ class _Line:
     meter: Meter = field(default_factory=Meter)
     on_uplink: int = 0
     """Of its lanes, those that have a share of the uplink. Others go beside."""
+    leaving: int = 0
+    """Of those, the ones whose bytes are on their way."""
     began: int = 0
     """As which of all lanes its newest one began."""
     is_over: bool = False
@@ -255,6 +259,8 @@ class _Lane:
     line: _Line
     uplink: Meter
     on_uplink: bool
+    is_leaving: bool = False
+    """Bytes of its message are on their way."""
 
     def begin(self, now: float) -> None:
         self.line.meter.begin(now)
@@ -276,8 +282,9 @@ class _Lane:
             self.uplink.end(now)
 
 
-Send = Callable[[PeerId, list[Parcel]], Awaitable[int]]
-"""The bytes that went: none where nobody wants them any more."""
+Send = Callable[[PeerId, list[Parcel], Callable[[], None]], Awaitable[int]]
+"""The bytes that went: none where nobody wants them any more. What it is given is told when they are there, before the
+answer is, if that can be seen."""
 
 
 class Outbox:
@@ -300,6 +307,8 @@ class Outbox:
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
         self._uplink = Meter(moved=moved)
+        self._leaving = 0
+        """Lanes with a share of the uplink whose bytes are on their way."""
         self._begun = 0
 
     def put(self, peer: PeerId, parcel: Parcel, *, is_last: bool = False) -> None:
@@ -322,6 +331,7 @@ class Outbox:
             line = self._lines.pop(peer)
             line.waiting.clear()
             line.waiting_bytes, line.is_over = 0, True
+            self._leaving -= line.leaving
             for _ in range(line.on_uplink):
                 self._uplink.hangs(now)
         for line in self._lines.values():
@@ -344,7 +354,7 @@ class Outbox:
             if is_narrow and not (is_last and others_wait) and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
         for _, is_narrow, *_, peer in sorted(able):
-            if self._lines[peer].has_room and self._has_room(self._uplink.busy + 1 + LEAST_LANES * is_narrow):
+            if self._lines[peer].has_room and self._has_room(self._leaving + 1 + LEAST_LANES * is_narrow):
                 self._begin_lane(peer, on_uplink=True)
                 break
 
@@ -354,6 +364,7 @@ class Outbox:
         line.began = self._begun
         lane = _Lane(line, self._uplink, on_uplink)
         lane.begin(time.monotonic())
+        self._leaves(lane)
         self._spawn(self._send_waiting(peer, lane))
 
     @property
@@ -388,7 +399,7 @@ class Outbox:
         if line.is_unsure:
             return UNSURE_BYTES
         own = line.pace.next_bytes(line.waiting_bytes)
-        if self._has_room(self._uplink.busy + 1):
+        if self._has_room(self._leaving + 1):
             return own
         waiting_bytes = sum(other.waiting_bytes for other in self._lines.values())
         return min(line.pace.message_bytes, max(own, waiting_bytes // (2 * self.uplink_lanes)))
@@ -404,10 +415,10 @@ class Outbox:
         others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
         if is_narrow and others:
             return False
-        if 0 in others and not self._has_room(self._uplink.busy + 1):
+        if 0 in others and not self._has_room(self._leaving + 2):
             return False
         fewest = min(others, default=line.meter.busy)
-        return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._uplink.busy)
+        return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._leaving + 1)
 
     async def _send_waiting(self, peer: PeerId, lane: _Lane) -> None:
         line = lane.line
@@ -422,25 +433,46 @@ class Outbox:
                     self._uplink.gone(num_bytes, now)
                 if not self._stays(lane):
                     break
+                self._leaves(lane)
                 self._begin()
         finally:
+            self._has_left(lane)
             lane.end(time.monotonic())
             if not line.is_over:
                 self._begin()
 
     async def _send_off(self, peer: PeerId, together: list[Parcel], lane: _Lane) -> int:
-        """The bytes that went. Should they hang, others have this lane's share of the uplink."""
+        """The bytes that went. When they are there, or should they hang, others have this lane's share."""
+
+        def left() -> None:
+            self._has_left(lane)
+            self._begin()
 
         def hangs() -> None:
+            self._has_left(lane)
             lane.hangs(time.monotonic())
             self._begin()
 
         due_s = lane.line.longest_s(sum(len(one.body) for one in together))
         hanging = asyncio.get_running_loop().call_later(due_s, hangs)
         try:
-            return await self._send(peer, together)
+            return await self._send(peer, together, left)
         finally:
+            self._has_left(lane)
             hanging.cancel()
+
+    def _leaves(self, lane: _Lane) -> None:
+        """Its next message does."""
+        lane.is_leaving = lane.on_uplink
+        lane.line.leaving += lane.is_leaving
+        self._leaving += lane.is_leaving
+
+    def _has_left(self, lane: _Lane) -> None:
+        """Nothing of its message is on its way any more."""
+        if lane.is_leaving and not lane.line.is_over:
+            lane.line.leaving -= 1
+            self._leaving -= 1
+        lane.is_leaving = False
 
 
 def _take(line: _Line, at_most: int) -> list[Parcel]:

@@ -33,6 +33,8 @@ from swarm.network.transport import MAX_META_BYTES, Message
 
 LOOKS = 5
 """In a window, at how much has come."""
+TELL_S = 0.05
+"""Between two looks whether what somebody waits for has gone."""
 WORTH_WATCHING_BYTES = 64 << 10
 """Of shorter requests nobody looks how they go."""
 _MAGIC = 0x68737731  # "hsw1"
@@ -211,20 +213,27 @@ async def _alive(num_bytes: int, window_s: float, came: Callable[[], int]) -> As
 
 
 async def reply_head_after(
-    stream: Stream, sending: Sending, num_bytes: int, *, wait_s: float, window_s: float
+    stream: Stream,
+    sending: Sending,
+    num_bytes: int,
+    *,
+    wait_s: float,
+    window_s: float,
+    on_left: Callable[[], None] | None = None,
 ) -> ReplyHead:
-    """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone.
+    """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone, of which
+    `on_left` is told where that can be seen.
 
     What p2pd has taken and has not sent, nobody hears of: it has its time besides. Raises TimeoutError when it does
     not come, or too little of the request goes.
     """
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    if num_bytes < WORTH_WATCHING_BYTES:
+    begun, is_seen = loop.time(), isinstance(stream, SealedSocket)
+    if num_bytes < WORTH_WATCHING_BYTES and (on_left is None or not is_seen):
         async with asyncio.timeout_at(begun + shared_longest_s(num_bytes, floor_s=wait_s)):
             return await read_reply_head(stream)
     transfer = Transfer(num_bytes, begun, window_s=window_s)
-    is_seen = isinstance(stream, SealedSocket)
+    look_s = min(window_s, wait_s) / LOOKS
     answer_s = wait_s if is_seen else shared_longest_s(num_bytes, floor_s=wait_s)
     gone_at: float | None = None
     looking: asyncio.TimerHandle | None = None
@@ -238,10 +247,13 @@ async def reply_head_after(
             gone = sending.sent_bytes - unsent_bytes(stream)
             if gone_at is None and sending.is_done and (gone >= num_bytes or not is_seen):
                 gone_at = now
+                if on_left is not None and is_seen:
+                    on_left()
             if gone_at is None:
                 transfer.progress(gone, now=now)
             deadline.reschedule(transfer.due if gone_at is None else gone_at + answer_s)
-            looking = loop.call_later(min(window_s, wait_s) / LOOKS, look)
+            is_told = on_left is not None and is_seen and gone_at is None
+            looking = loop.call_later(min(TELL_S, look_s) if is_told else look_s, look)
 
         look()
         try:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import random
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -195,7 +195,7 @@ class P2PTransport:
                 if is_bulk and not (self.relay_carries_bulk or isinstance(stream, SealedSocket)):
                     await self._spare_relay(peer_id)
             phase = "sending and waiting"
-            head = await self._exchange_heads(stream, method, request_head, body, timeout_s)
+            head = await self._exchange_heads(stream, method, request_head, body, timeout_s, request.on_left)
             phase = "receiving the answer"
             reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
             if isinstance(stream, SealedSocket) or not (self._direct.knows(peer_id) or self._is_punched(peer_id)):
@@ -467,7 +467,13 @@ class P2PTransport:
         return Message(replace(offer, port4=four, port6=six).to_value())
 
     async def _exchange_heads(
-        self, stream: Stream, method: str, head: bytes, body: Sequence[memoryview], timeout_s: float
+        self,
+        stream: Stream,
+        method: str,
+        head: bytes,
+        body: Sequence[memoryview],
+        timeout_s: float,
+        on_left: Callable[[], None] | None = None,
     ) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
         num_bytes = len(head) + sum(map(len, body))
@@ -480,6 +486,7 @@ class P2PTransport:
                     num_bytes,
                     wait_s=timeout_s,
                     window_s=self._settings.window_s,
+                    on_left=on_left,
                 )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[PeerId, list[Parcel]]] = []
+        self.on_left: list[Callable[[], None]] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.open = asyncio.Event()
         self.now = 0.0
@@ -44,8 +45,9 @@ class Wire:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
 
-    async def send(self, peer: PeerId, parcels: list[Parcel]) -> int:
+    async def send(self, peer: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
         self.sent.append((peer, parcels))
+        self.on_left.append(on_left)
         await self.open.wait()
         return sum(len(one.body) for one in parcels) if self.is_wanted else 0
 
@@ -97,6 +99,54 @@ def test_other_kinds_and_other_steps_do_not_share_a_message() -> None:
         wire.outbox.put(ONE, parcel(2, kind="contributed", state=SimpleNamespace()))
         await wire.finished()
         assert [numbers(parcels) for _, parcels in wire.sent] == [[0], [1], [2]]
+
+    asyncio.run(main())
+
+
+def test_what_is_there_and_not_answered_leaves_the_uplink_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each answer takes half a second, the few messages for which a slow uplink has room would keep it slow."""
+    monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
+
+    async def main() -> None:
+        wire = Wire()
+        wire.outbox._uplink.bytes_per_s = 1e5
+        for number in range(10):
+            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 2
+        wire.on_left[0]()
+        wire.on_left[0]()  # it is told once more, and nothing comes of that
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 3
+        for number in range(1, FIRST_PACE.lanes):
+            wire.on_left[number]()
+            await asyncio.sleep(0)
+        assert len(wire.sent) == FIRST_PACE.lanes, "all lanes to one peer wait for answers"
+        await wire.finished()
+        assert sorted(number for _, parcels in wire.sent for number in numbers(parcels)) == [*range(10)]
+        assert wire.outbox._leaving == 0
+
+    asyncio.run(main())
+
+
+def test_whose_bytes_are_on_their_way_when_it_is_forgotten_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
+
+    async def main() -> None:
+        wire = Wire()
+        wire.outbox._uplink.bytes_per_s = 1e5
+        for number in range(3):
+            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
+        await asyncio.sleep(0)
+        wire.outbox.put(OTHER, parcel(3))
+        wire.outbox.keep({OTHER}, is_open)
+        await asyncio.sleep(0)
+        assert [peer for peer, _ in wire.sent] == [ONE, ONE, OTHER]
+        for on_left in [*wire.on_left]:
+            on_left()
+        assert wire.outbox._leaving == 0
+        await wire.finished()
+        assert wire.outbox._leaving == 0
 
     asyncio.run(main())
 

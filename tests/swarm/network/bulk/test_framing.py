@@ -87,6 +87,36 @@ def test_a_request_that_nobody_takes_is_given_up(sealed: bool) -> None:
     on_a_pair(main, sealed=sealed)
 
 
+@pytest.mark.parametrize("num_bytes", [1000, 1 << 20])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_who_waits_for_a_request_to_have_left_is_told_before_it_is_answered(num_bytes: int, sealed: bool) -> None:
+    """Of p2pd's streams nobody knows what has left: there it is told nothing."""
+
+    async def main(near: Stream, far: Stream) -> None:
+        told = list[float]()
+        now = asyncio.get_running_loop().time
+        sending = Sending(near, bytes(num_bytes))
+        awaited = asyncio.ensure_future(
+            framing.reply_head_after(
+                near, sending, num_bytes, wait_s=5.0, window_s=WINDOW_S, on_left=lambda: told.append(now())
+            )
+        )
+        await asyncio.sleep(0.3)
+        assert not told, "nothing of it is taken"
+        body = bytearray(num_bytes)
+        await framing.receive_into(far, memoryview(body))
+        taken_at = now()
+        await asyncio.sleep(0.3)
+        assert not awaited.done()
+        assert len(told) == sealed
+        assert all(taken_at - 0.1 < at < taken_at + 0.2 for at in told)
+        await Sending(far, framing.encode_reply_head(META, memoryview(b""))).wait()
+        await awaited
+        assert len(told) == sealed
+
+    on_a_pair(main, sealed=sealed)
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_the_first_head_is_awaited_for_as_long_as_more_of_its_record_comes(stops: bool) -> None:
     """On a line of 12.5 KB/s the rosters of a leader took longer than the window: each was cut off and sent anew."""
