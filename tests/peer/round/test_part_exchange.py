@@ -141,7 +141,9 @@ class Scene:
         mail: Any = SimpleNamespace(send=self._send)
         self.exchange = PartExchange(steps, mail, screens)
 
-    async def _send(self, state: Any, peer: PeerId, meta: dict[str, Value], bodies: tuple[Any, ...]) -> None:
+    async def _send(
+        self, state: Any, peer: PeerId, meta: dict[str, Value], bodies: tuple[Any, ...], on_left: Any
+    ) -> None:
         self.sent.append(meta["heads"])
 
     def receive(self, **meta: Any) -> None:
@@ -288,7 +290,7 @@ def test_reduced_part_of_an_overtaken_roster_is_refused_at_once_and_not_sent(tmp
     scene.state.round, good = scene.machine, replace(old, contributors=FACTS.members)
     made = [Parcel(scene.state, "reduced", {"of": of.contributors[-1]}, GOOD[0], 0, of) for of in (old, good)]
     scene.machine.roster = SimpleNamespace(reducers_of=lambda part: (OTHER,))
-    asyncio.run(scene.exchange._send(SENDER, made))
+    asyncio.run(scene.exchange._send(SENDER, made, lambda: None))
     assert scene.sent == [[{"of": FACTS.members[-1]}]]
 
 

@@ -74,7 +74,7 @@ from tests.swarm.core.round.round_members import (
 )
 from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.verification.audit.test_evidence import World, guilty_cases, world  # noqa: F401  (a fixture)
-from verification.audit.evidence import MAGIC, Evidence
+from verification.audit.evidence import MAGIC, Evidence, EvidenceHead, head_end
 from verification.audit.owed import OwedAudit
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
@@ -216,7 +216,9 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
     without_one = ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),))
     vote = JurorVote(*charge, host, Step(5), host, Grade.FRAUD, signature=bytes(64))
+    heads = [EvidenceHead.from_bytes(data[: head_end(data)]) for data in (one.to_bytes() for one in evidence)]
     return [
+        *heads,
         *(case for one in evidence for case in _cases_of(one)),
         *(round_ for done in shown.rounds for round_ in (done.chain, done.result)),
         shown.signed,
