@@ -50,8 +50,9 @@ def why_not() -> str | None:
     """Why namespaces cannot be made here; None if they can."""
     if os.name != "posix" or os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "network namespaces need `ip` (iproute2)"
+    for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if shutil.which(program) is None:
+            return f"network namespaces need `{program}` ({package})"
     probe = f"hs{os.getpid()}-probe"
     made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     if made.returncode:

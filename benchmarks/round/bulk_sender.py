@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from peer.round.mail.outbox import Outbox, Parcel
+from peer.round.mail.outbox import OnItsWay, Outbox, Parcel
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
@@ -86,8 +86,8 @@ class Sender:
         usual_s = statistics.median(small_s) if small_s else 0.0
         return {"start": start, "stop": stop, "small_s": usual_s, "slowest_small_s": max(small_s, default=0.0)}
 
-    async def _send(self, _: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
-        await self._call(*(parcel.body for parcel in parcels), on_left=on_left)
+    async def _send(self, _: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
+        await self._call(*(parcel.body for parcel in parcels), on_left=way.left)
         return sum(len(parcel.body) for parcel in parcels)
 
     async def _talk(self, took_s: list[float]) -> None:

@@ -29,7 +29,7 @@ _claims: list[int] = []
 def claim_cores(count: int) -> tuple[int, ...]:
     """Bind this process, and those it starts, to `count` cores; none where the system cannot (macOS, Windows).
 
-    Of those that are free any: who has a /sys of its own, as in a container, sees no others' claims.
+    Those that are free, from any on: who has a /sys of its own, as in a container, sees no others' claims.
     """
     if not hasattr(os, "sched_getaffinity"):
         return ()
@@ -39,12 +39,13 @@ def claim_cores(count: int) -> tuple[int, ...]:
             _claim(CPUS / f"cpu{core}")
         return allowed
     chosen: list[int] = []
-    any_order = random.SystemRandom().sample(allowed, len(allowed))
+    start = random.SystemRandom().randrange(len(allowed))
+    from_any_on = allowed[start:] + allowed[:start]  # neighbours in number are seldom one core's two threads
     for layer in LAYERS:
-        for core in any_order:
+        for core in from_any_on:
             if len(chosen) < count and core not in chosen and _claim(CPUS / f"cpu{core}" / layer):
                 chosen.append(core)
-    chosen += [core for core in any_order if core not in chosen][: count - len(chosen)]
+    chosen += [core for core in from_any_on if core not in chosen][: count - len(chosen)]
     os.sched_setaffinity(0, chosen)
     log.info("running on cores %s of %s", sorted(chosen), allowed)
     return tuple(sorted(chosen))

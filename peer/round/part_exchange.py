@@ -20,7 +20,7 @@ from peer.pipeline.screens import Screens
 from peer.round.joiners import Joiners
 from peer.round.mail.fragments import Fragment
 from peer.round.mail.mail import RoundMail
-from peer.round.mail.outbox import Outbox, Parcel, Turns
+from peer.round.mail.outbox import OnItsWay, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
@@ -163,7 +163,7 @@ class PartExchange:
             parcel = Parcel(state, "reduced", head, body, reduced.part, reduced)
             self._outbox.put(peer, parcel, is_last=peer in done_without)
 
-    async def _send(self, peer: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
+    async def _send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
         if not parcels:
             return 0
@@ -175,7 +175,8 @@ class PartExchange:
             "fragment": value_or_none(parcels[0].fragment),
         }
         state = parcels[0].state
-        reply = await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels), on_left)
+        bodies = tuple(parcel.body for parcel in parcels)
+        reply = await self._mail.send(state, peer, meta, bodies, way.left, way.leaves)
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
         return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)

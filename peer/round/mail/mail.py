@@ -53,9 +53,11 @@ class RoundMail:
         meta: dict[str, Value],
         bodies: tuple[Bytes, ...] = (),
         on_left: Callable[[], None] | None = None,
+        on_leaving: Callable[[], None] = lambda: None,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
-        it did not take it. `on_left` is told when its bytes are there, each time.
+        it did not take it. `on_leaving` is told before its bytes go, and
+        `on_left` when they are there, each time.
 
         Bodies of which it is not known whether they came are asked after before they are sent again.
         """
@@ -75,6 +77,7 @@ class RoundMail:
                 may_be_there = False
                 if reply.meta.get("status") not in ("held", "over"):
                     whole = Message(asked, more=bodies, on_left=on_left)
+                    on_leaving()
                     reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)

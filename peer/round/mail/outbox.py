@@ -282,9 +282,17 @@ class _Lane:
             self.uplink.end(now)
 
 
-Send = Callable[[PeerId, list[Parcel], Callable[[], None]], Awaitable[int]]
-"""The bytes that went: none where nobody wants them any more. What it is given is told when they are there, before the
-answer is, if that can be seen."""
+class OnItsWay(NamedTuple):
+    """What a message on its way tells its lane."""
+
+    leaves: Callable[[], None]
+    """Its bytes go, for the first time or once more."""
+    left: Callable[[], None]
+    """They are there, and its answer is not, if that can be seen."""
+
+
+Send = Callable[[PeerId, list[Parcel], OnItsWay], Awaitable[int]]
+"""The bytes that went: none where nobody wants them any more."""
 
 
 class Outbox:
@@ -456,16 +464,17 @@ class Outbox:
         due_s = lane.line.longest_s(sum(len(one.body) for one in together))
         hanging = asyncio.get_running_loop().call_later(due_s, hangs)
         try:
-            return await self._send(peer, together, left)
+            return await self._send(peer, together, OnItsWay(lambda: self._leaves(lane), left))
         finally:
             self._has_left(lane)
             hanging.cancel()
 
     def _leaves(self, lane: _Lane) -> None:
-        """Its next message does."""
-        lane.is_leaving = lane.on_uplink
-        lane.line.leaving += lane.is_leaving
-        self._leaving += lane.is_leaving
+        """Its next message does, or the same once more."""
+        if lane.on_uplink and not lane.is_leaving and not lane.line.is_over:
+            lane.is_leaving = True
+            lane.line.leaving += 1
+            self._leaving += 1
 
     def _has_left(self, lane: _Lane) -> None:
         """Nothing of its message is on its way any more."""

@@ -232,11 +232,14 @@ async def reply_head_after(
     if num_bytes < WORTH_WATCHING_BYTES and (on_left is None or not is_seen):
         async with asyncio.timeout_at(begun + shared_longest_s(num_bytes, floor_s=wait_s)):
             return await read_reply_head(stream)
-    transfer = Transfer(num_bytes, begun, window_s=window_s)
+    # Short ones have their time in any case, whoever looks how they go.
+    is_short, longest = num_bytes < WORTH_WATCHING_BYTES, shared_longest_s(num_bytes, floor_s=wait_s)
+    transfer = Transfer(num_bytes, begun, window_s=window_s, floor_s=longest if is_short else 0.0)
     look_s = min(window_s, wait_s) / LOOKS
-    answer_s = wait_s if is_seen else shared_longest_s(num_bytes, floor_s=wait_s)
+    answer_s = wait_s if is_seen and not is_short else longest
     gone_at: float | None = None
     looking: asyncio.TimerHandle | None = None
+    telling: asyncio.TimerHandle | None = None
     async with asyncio.timeout_at(transfer.due) as deadline:
 
         def look() -> None:
@@ -247,40 +250,53 @@ async def reply_head_after(
             gone = sending.sent_bytes - unsent_bytes(stream)
             if gone_at is None and sending.is_done and (gone >= num_bytes or not is_seen):
                 gone_at = now
-                if on_left is not None and is_seen:
-                    on_left()
             if gone_at is None:
                 transfer.progress(gone, now=now)
             deadline.reschedule(transfer.due if gone_at is None else gone_at + answer_s)
-            is_told = on_left is not None and is_seen and gone_at is None
-            looking = loop.call_later(min(TELL_S, look_s) if is_told else look_s, look)
+            looking = loop.call_later(look_s, look)
+
+        def tell() -> None:
+            nonlocal telling
+            assert on_left is not None
+            if sending.is_done and isinstance(stream, SealedSocket) and has_left(stream):
+                on_left()
+            else:
+                telling = loop.call_later(TELL_S, tell)
 
         look()
+        if on_left is not None and is_seen:
+            telling = loop.call_later(TELL_S, tell)
         try:
             return await read_reply_head(stream)
         finally:
-            if looking is not None:
-                looking.cancel()
+            for timer in (looking, telling):
+                if timer is not None:
+                    timer.cancel()
 
 
 def waiting_bytes(stream: Stream) -> int:
     """That have come and were not asked for yet."""
     held = stream.held_bytes if isinstance(stream, SealedSocket) else 0
-    return held + _queued(stream, termios.FIONREAD)
+    return held + (_queued(stream, termios.FIONREAD) or 0)
 
 
 def unsent_bytes(stream: Stream) -> int:
     """That were taken to be sent, and that the other end (of p2pd's socket: p2pd) does not have."""
     held = stream.unsent_bytes if isinstance(stream, SealedSocket) else 0
-    return held + _queued(stream, termios.TIOCOUTQ)
+    return held + (_queued(stream, termios.TIOCOUTQ) or 0)
 
 
-def _queued(stream: Stream, request: int) -> int:
-    """In the kernel's queue; 0 where it does not say."""
+def has_left(stream: SealedSocket) -> bool:
+    """Whether all that it was given is there, as the kernel says; never, where it says nothing."""
+    return not stream.unsent_bytes and _queued(stream, termios.TIOCOUTQ) == 0
+
+
+def _queued(stream: Stream, request: int) -> int | None:
+    """In the kernel's queue; None where it does not say."""
     try:
         (num_bytes,) = _INT.unpack(fcntl.ioctl(stream.fileno(), request, _INT.pack(0)))
     except (OSError, ValueError):  # closed meanwhile
-        return 0
+        return None
     return int(num_bytes)
 
 

@@ -16,7 +16,7 @@ from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.mail.fragments import MOST_BEGUN, Fragment, Fragments
 from peer.round.mail.mail import RESEND_S, RoundMail
-from peer.round.mail.outbox import Parcel
+from peer.round.mail.outbox import OnItsWay, Parcel
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
@@ -142,7 +142,7 @@ class Scene:
         self.exchange = PartExchange(steps, mail, screens)
 
     async def _send(
-        self, state: Any, peer: PeerId, meta: dict[str, Value], bodies: tuple[Any, ...], on_left: Any
+        self, state: Any, peer: PeerId, meta: dict[str, Value], bodies: tuple[Any, ...], *told: Any
     ) -> None:
         self.sent.append(meta["heads"])
 
@@ -290,7 +290,7 @@ def test_reduced_part_of_an_overtaken_roster_is_refused_at_once_and_not_sent(tmp
     scene.state.round, good = scene.machine, replace(old, contributors=FACTS.members)
     made = [Parcel(scene.state, "reduced", {"of": of.contributors[-1]}, GOOD[0], 0, of) for of in (old, good)]
     scene.machine.roster = SimpleNamespace(reducers_of=lambda part: (OTHER,))
-    asyncio.run(scene.exchange._send(SENDER, made, lambda: None))
+    asyncio.run(scene.exchange._send(SENDER, made, OnItsWay(lambda: None, lambda: None)))
     assert scene.sent == [[{"of": FACTS.members[-1]}]]
 
 

@@ -15,6 +15,7 @@ from peer.round.mail.outbox import (
     SHORTEST_BYTES,
     UNSURE_BYTES,
     Meter,
+    OnItsWay,
     Outbox,
     Pace,
     Parcel,
@@ -36,6 +37,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[PeerId, list[Parcel]]] = []
         self.on_left: list[Callable[[], None]] = []
+        self.ways: list[OnItsWay] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.open = asyncio.Event()
         self.now = 0.0
@@ -45,9 +47,10 @@ class Wire:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
 
-    async def send(self, peer: PeerId, parcels: list[Parcel], on_left: Callable[[], None]) -> int:
+    async def send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
         self.sent.append((peer, parcels))
-        self.on_left.append(on_left)
+        self.on_left.append(way.left)
+        self.ways.append(way)
         await self.open.wait()
         return sum(len(one.body) for one in parcels) if self.is_wanted else 0
 
@@ -124,6 +127,35 @@ def test_what_is_there_and_not_answered_leaves_the_uplink_to_others(monkeypatch:
         assert len(wire.sent) == FIRST_PACE.lanes, "all lanes to one peer wait for answers"
         await wire.finished()
         assert sorted(number for _, parcels in wire.sent for number in numbers(parcels)) == [*range(10)]
+        assert wire.outbox._leaving == 0
+
+    asyncio.run(main())
+
+
+def test_a_message_that_goes_once_more_takes_its_share_of_the_uplink_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
+
+    async def main() -> None:
+        wire = Wire()
+        wire.outbox._uplink.bytes_per_s = 1e5
+        for number in range(10):
+            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
+        await asyncio.sleep(0)
+        wire.on_left[0]()
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 3
+        wire.ways[0].leaves()
+        wire.ways[0].leaves()
+        wire.on_left[1]()
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 3, "the first one goes again, beside the third"
+        wire.on_left[0]()
+        await asyncio.sleep(0)
+        assert len(wire.sent) == 4
+        wire.outbox.keep((), is_open)
+        wire.ways[3].leaves()
+        assert wire.outbox._leaving == 0
+        await wire.finished()
         assert wire.outbox._leaving == 0
 
     asyncio.run(main())
