@@ -106,16 +106,22 @@ def test_other_kinds_and_other_steps_do_not_share_a_message() -> None:
     asyncio.run(main())
 
 
+async def on_a_slow_uplink(num_parcels: int) -> Wire:
+    """So many long parcels wait for one peer, or have begun to go."""
+    wire = Wire()
+    wire.outbox._uplink.bytes_per_s = 1e5
+    for number in range(num_parcels):
+        wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
+    await asyncio.sleep(0)
+    return wire
+
+
 def test_what_is_there_and_not_answered_leaves_the_uplink_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each answer takes half a second, the few messages for which a slow uplink has room would keep it slow."""
     monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
 
     async def main() -> None:
-        wire = Wire()
-        wire.outbox._uplink.bytes_per_s = 1e5
-        for number in range(10):
-            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
-        await asyncio.sleep(0)
+        wire = await on_a_slow_uplink(10)
         assert len(wire.sent) == 2
         wire.on_left[0]()
         wire.on_left[0]()  # it is told once more, and nothing comes of that
@@ -136,11 +142,7 @@ def test_a_message_that_goes_once_more_takes_its_share_of_the_uplink_again(monke
     monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
 
     async def main() -> None:
-        wire = Wire()
-        wire.outbox._uplink.bytes_per_s = 1e5
-        for number in range(10):
-            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
-        await asyncio.sleep(0)
+        wire = await on_a_slow_uplink(10)
         wire.on_left[0]()
         await asyncio.sleep(0)
         assert len(wire.sent) == 3
@@ -165,11 +167,7 @@ def test_whose_bytes_are_on_their_way_when_it_is_forgotten_counts_no_more(monkey
     monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 2)
 
     async def main() -> None:
-        wire = Wire()
-        wire.outbox._uplink.bytes_per_s = 1e5
-        for number in range(3):
-            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes))
-        await asyncio.sleep(0)
+        wire = await on_a_slow_uplink(3)
         wire.outbox.put(OTHER, parcel(3))
         wire.outbox.keep({OTHER}, is_open)
         await asyncio.sleep(0)
