@@ -145,7 +145,6 @@ class IncomingEvidence:
                 self._drop(sender, held)
                 raise
             if self._coming.get(sender) is not held:  # meanwhile it began with another, or gave way
-                held.path.unlink(missing_ok=True)
                 return Taken(0)
             if held.is_to_be_filled:
                 self._begin_to_fill(held, sender)

@@ -18,7 +18,7 @@ from swarm.checkpoint.many_donors import from_donors
 from swarm.checkpoint.state import CHUNK_BYTES
 from swarm.checkpoint.transfer import CHUNK, PART_BYTES, transfer_s
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.settings import LARGEST_PART_VALUES, RunSettings
@@ -137,10 +137,7 @@ class EvidencePast:
                 await asyncio.to_thread(_put, path, piece, answer.body, donor)
                 return len(answer.body)
 
-            donors = self.donors(gap, accuser)
-            if not donors:
-                raise TransientError("no other member to ask for it")
-            await from_donors(donors, [piece for piece in gap.pieces if piece.size], fetch)
+            await from_donors(self.donors(gap, accuser), [piece for piece in gap.pieces if piece.size], fetch)
 
 
 def _put(path: Path, piece: Piece, body: Bytes, donor: PeerId) -> None:

@@ -176,7 +176,7 @@ class PartExchange:
         }
         state = parcels[0].state
         bodies = tuple(parcel.body for parcel in parcels)
-        reply = await self._mail.send(state, peer, meta, bodies, way.left, way.leaves)
+        reply = await self._mail.send(state, peer, meta, bodies, way)
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
         return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)

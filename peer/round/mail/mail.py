@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
+from peer.round.mail.outbox import OnItsWay
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
@@ -52,12 +53,11 @@ class RoundMail:
         peer: PeerId,
         meta: dict[str, Value],
         bodies: tuple[Bytes, ...] = (),
-        on_left: Callable[[], None] | None = None,
-        on_leaving: Callable[[], None] = lambda: None,
+        way: OnItsWay | None = None,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
-        it did not take it. `on_leaving` is told before its bytes go, and
-        `on_left` when they are there, each time.
+        it did not take it. `way` is told before its bytes go, and when they
+        are there, each time.
 
         Bodies of which it is not known whether they came are asked after before they are sent again.
         """
@@ -76,8 +76,9 @@ class RoundMail:
                     reply = await context.transport.call(peer, ROUND, doubt, timeout_s=call_s, max_body_bytes=0)
                 may_be_there = False
                 if reply.meta.get("status") not in ("held", "over"):
-                    whole = Message(asked, more=bodies, on_left=on_left)
-                    on_leaving()
+                    whole = Message(asked, more=bodies, on_left=way.left if way is not None else None)
+                    if way is not None:
+                        way.leaves()
                     reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)

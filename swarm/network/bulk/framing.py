@@ -213,33 +213,23 @@ async def _alive(num_bytes: int, window_s: float, came: Callable[[], int]) -> As
 
 
 async def reply_head_after(
-    stream: Stream,
-    sending: Sending,
-    num_bytes: int,
-    *,
-    wait_s: float,
-    window_s: float,
-    on_left: Callable[[], None] | None = None,
+    stream: Stream, sending: Sending, num_bytes: int, *, wait_s: float, window_s: float
 ) -> ReplyHead:
-    """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone, of which
-    `on_left` is told where that can be seen.
+    """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone.
 
     What p2pd has taken and has not sent, nobody hears of: it has its time besides. Raises TimeoutError when it does
     not come, or too little of the request goes.
     """
     loop = asyncio.get_running_loop()
-    begun, is_seen = loop.time(), isinstance(stream, SealedSocket)
-    if num_bytes < WORTH_WATCHING_BYTES and (on_left is None or not is_seen):
+    begun = loop.time()
+    if num_bytes < WORTH_WATCHING_BYTES:
         async with asyncio.timeout_at(begun + shared_longest_s(num_bytes, floor_s=wait_s)):
             return await read_reply_head(stream)
-    # Short ones have their time in any case, whoever looks how they go.
-    is_short, longest = num_bytes < WORTH_WATCHING_BYTES, shared_longest_s(num_bytes, floor_s=wait_s)
-    transfer = Transfer(num_bytes, begun, window_s=window_s, floor_s=longest if is_short else 0.0)
-    look_s = min(window_s, wait_s) / LOOKS
-    answer_s = wait_s if is_seen and not is_short else longest
+    transfer = Transfer(num_bytes, begun, window_s=window_s)
+    is_seen = isinstance(stream, SealedSocket)
+    answer_s = wait_s if is_seen else shared_longest_s(num_bytes, floor_s=wait_s)
     gone_at: float | None = None
     looking: asyncio.TimerHandle | None = None
-    telling: asyncio.TimerHandle | None = None
     async with asyncio.timeout_at(transfer.due) as deadline:
 
         def look() -> None:
@@ -253,25 +243,14 @@ async def reply_head_after(
             if gone_at is None:
                 transfer.progress(gone, now=now)
             deadline.reschedule(transfer.due if gone_at is None else gone_at + answer_s)
-            looking = loop.call_later(look_s, look)
-
-        def tell() -> None:
-            nonlocal telling
-            assert on_left is not None
-            if sending.is_done and isinstance(stream, SealedSocket) and has_left(stream):
-                on_left()
-            else:
-                telling = loop.call_later(TELL_S, tell)
+            looking = loop.call_later(min(window_s, wait_s) / LOOKS, look)
 
         look()
-        if on_left is not None and is_seen:
-            telling = loop.call_later(TELL_S, tell)
         try:
             return await read_reply_head(stream)
         finally:
-            for timer in (looking, telling):
-                if timer is not None:
-                    timer.cancel()
+            if looking is not None:
+                looking.cancel()
 
 
 def waiting_bytes(stream: Stream) -> int:
@@ -286,9 +265,27 @@ def unsent_bytes(stream: Stream) -> int:
     return held + (_queued(stream, termios.TIOCOUTQ) or 0)
 
 
-def has_left(stream: SealedSocket) -> bool:
-    """Whether all that it was given is there, as the kernel says; never, where it says nothing."""
-    return not stream.unsent_bytes and _queued(stream, termios.TIOCOUTQ) == 0
+@contextlib.contextmanager
+def telling(stream: Stream, sending: Sending, on_left: Callable[[], None] | None) -> Iterator[None]:
+    """`on_left` is told once all of it is there, as the kernel says; of p2pd's streams it is told nothing."""
+    if on_left is None or not isinstance(stream, SealedSocket):
+        yield
+        return
+    loop, tell, sealed = asyncio.get_running_loop(), on_left, stream
+    looking: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal looking
+        if sending.is_done and not sealed.unsent_bytes and _queued(sealed, termios.TIOCOUTQ) == 0:
+            tell()
+        else:
+            looking = loop.call_later(TELL_S, look)
+
+    looking = loop.call_later(TELL_S, look)
+    try:
+        yield
+    finally:
+        looking.cancel()
 
 
 def _queued(stream: Stream, request: int) -> int | None:

@@ -479,14 +479,13 @@ class P2PTransport:
         num_bytes = len(head) + sum(map(len, body))
         sending = Sending(stream, head, *body)
         try:
-            with self._sent.counting(stream, sending):
+            with self._sent.counting(stream, sending), framing.telling(stream, sending, on_left):
                 reply_head = await framing.reply_head_after(
                     stream,
                     sending,
                     num_bytes,
                     wait_s=timeout_s,
                     window_s=self._settings.window_s,
-                    on_left=on_left,
                 )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")

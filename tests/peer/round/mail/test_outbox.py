@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,7 +36,6 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[PeerId, list[Parcel]]] = []
-        self.on_left: list[Callable[[], None]] = []
         self.ways: list[OnItsWay] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.open = asyncio.Event()
@@ -49,7 +48,6 @@ class Wire:
 
     async def send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
         self.sent.append((peer, parcels))
-        self.on_left.append(way.left)
         self.ways.append(way)
         await self.open.wait()
         return sum(len(one.body) for one in parcels) if self.is_wanted else 0
@@ -123,12 +121,12 @@ def test_what_is_there_and_not_answered_leaves_the_uplink_to_others(monkeypatch:
     async def main() -> None:
         wire = await on_a_slow_uplink(10)
         assert len(wire.sent) == 2
-        wire.on_left[0]()
-        wire.on_left[0]()  # it is told once more, and nothing comes of that
+        wire.ways[0].left()
+        wire.ways[0].left()  # it is told once more, and nothing comes of that
         await asyncio.sleep(0)
         assert len(wire.sent) == 3
         for number in range(1, FIRST_PACE.lanes):
-            wire.on_left[number]()
+            wire.ways[number].left()
             await asyncio.sleep(0)
         assert len(wire.sent) == FIRST_PACE.lanes, "all lanes to one peer wait for answers"
         await wire.finished()
@@ -143,15 +141,15 @@ def test_a_message_that_goes_once_more_takes_its_share_of_the_uplink_again(monke
 
     async def main() -> None:
         wire = await on_a_slow_uplink(10)
-        wire.on_left[0]()
+        wire.ways[0].left()
         await asyncio.sleep(0)
         assert len(wire.sent) == 3
         wire.ways[0].leaves()
         wire.ways[0].leaves()
-        wire.on_left[1]()
+        wire.ways[1].left()
         await asyncio.sleep(0)
         assert len(wire.sent) == 3, "the first one goes again, beside the third"
-        wire.on_left[0]()
+        wire.ways[0].left()
         await asyncio.sleep(0)
         assert len(wire.sent) == 4
         wire.outbox.keep((), is_open)
@@ -172,8 +170,8 @@ def test_whose_bytes_are_on_their_way_when_it_is_forgotten_counts_no_more(monkey
         wire.outbox.keep({OTHER}, is_open)
         await asyncio.sleep(0)
         assert [peer for peer, _ in wire.sent] == [ONE, ONE, OTHER]
-        for on_left in [*wire.on_left]:
-            on_left()
+        for way in [*wire.ways]:
+            way.left()
         assert wire.outbox._leaving == 0
         await wire.finished()
         assert wire.outbox._leaving == 0

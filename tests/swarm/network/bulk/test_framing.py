@@ -96,11 +96,12 @@ def test_who_waits_for_a_request_to_have_left_is_told_before_it_is_answered(num_
         told = list[float]()
         now = asyncio.get_running_loop().time
         sending = Sending(near, bytes(num_bytes))
-        awaited = asyncio.ensure_future(
-            framing.reply_head_after(
-                near, sending, num_bytes, wait_s=5.0, window_s=WINDOW_S, on_left=lambda: told.append(now())
-            )
-        )
+
+        async def answered() -> None:
+            with framing.telling(near, sending, lambda: told.append(now())):
+                await framing.reply_head_after(near, sending, num_bytes, wait_s=5.0, window_s=WINDOW_S)
+
+        awaited = asyncio.ensure_future(answered())
         await asyncio.sleep(0.3)
         assert not told, "nothing of it is taken"
         body = bytearray(num_bytes)
