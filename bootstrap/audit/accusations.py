@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bootstrap.audit.evidence_past import EvidencePast, Gap, write_at
+from bootstrap.audit.evidence_past import EvidencePast, Gap, write_in
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.transfers import LEAST_BYTES_PER_S, SHARED_BY
@@ -173,7 +173,7 @@ class IncomingEvidence:
 
     async def _append(self, held: _Coming, body: memoryview) -> None:
         is_last = held.have + len(body) == held.size
-        await asyncio.to_thread(write_at, held.path, held.have, body, is_last=is_last)
+        await asyncio.to_thread(write_in, held.path, held.have, body, is_last=is_last)
         held.have += len(body)
 
     def _gap(self, held: _Coming, accuser: PeerId) -> Gap | None:

@@ -23,6 +23,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.settings import LARGEST_PART_VALUES, RunSettings
 from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, expected_s
+from swarm.disk.placed_bytes import write_at
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import MAX_BLOBS, Bytes, EvidenceHead
 from verification.kinds.bias import Bias
@@ -144,17 +145,14 @@ def _put(path: Path, piece: Piece, body: Bytes, donor: PeerId) -> None:
     """Raises RemoteError for other bytes, OSError where the file is gone or the disk full."""
     if len(body) != piece.size or bulk_digest(body) != piece.digest:
         raise RemoteError("digest", f"{piece.method} {piece.asked} is not what evidence names", donor)
-    write_at(path, piece.at, body)
+    write_in(path, piece.at, body)
 
 
-def write_at(path: Path, at: int, body: Bytes, *, is_last: bool = False) -> None:
+def write_in(path: Path, at: int, body: Bytes, *, is_last: bool = False) -> None:
     """Into a file that is there; `is_last`: it is on disk then. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        rest = memoryview(body).cast("B")
-        while rest:
-            written = os.pwrite(descriptor, rest, at)
-            rest, at = rest[written:], at + written
+        write_at(descriptor, at, body)
         if is_last:
             os.fsync(descriptor)
     finally:

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm.disk.placed_bytes import write_at
+
 log = logging.getLogger(__name__)
 
 ALIGNMENT_BYTES = 64
@@ -94,10 +96,7 @@ class _Place:
         """Raises OSError: a full disk is told of here, and not to whoever reads what a hole is in the place of."""
         at = self._start
         for body in bodies:
-            left = body.cast("B")
-            while len(left):
-                written = os.pwrite(self._file.descriptor, left, at)
-                left, at = left[written:], at + written
+            at = write_at(self._file.descriptor, at, body)
 
     def read(self) -> memoryview:
         return memoryview(self._mapping)[self._within : self._within + self._size]
