@@ -7,8 +7,10 @@ lost again. What all of them together brought through in a few seconds is no sec
 to send has its share of a little more than the most of that (SO_MAX_PACING_RATE, socket(7) of Linux); of the more the
 less, the more is lost all the same.
 
-A connection that does not send as fast as it may, while the line carries less than it did, goes to who has a slower one
-(or this line has become slower): it has a little more than what it takes, and the others have the rest.
+A connection that brings less than half of what others do, though they send as fast as they may or the line carries less
+than it did, goes to who has a slower one; so does, or this line has become slower, what loses packets where the line
+carries less. It has a little more than what it takes, and the others have the rest. Nothing else tells of a slow one:
+short messages never send quite as fast as they may, and all that share a full line send less.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ import math
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -41,6 +43,8 @@ TRIES_AFTER, TRIED_PACE = 10, 1.1
 FULL, NEAR, KNOWN_S = 0.5, 0.9, 0.5
 """Shares of what the line carried at most (all wait for answers, or for a processor, now and then), and of what a
 connection may send, if it had so long more to send."""
+BEHIND = 0.5
+"""Who brings less than this share of what the others do, on average, is slow."""
 MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
 """May who takes less than its share, and a sixteenth of that at least; if it takes all of it, so many times as much: it
 may have hung."""
@@ -120,6 +124,10 @@ class _Seen:
         """It sends as fast as it may."""
         return self.is_known and self.moved >= NEAR * self.allowed
 
+    @property
+    def is_lossy(self) -> bool:
+        return self.again > MOST_LOST * self.all
+
 
 class Uplink:
     """All that this process sends by sealed sockets. For the one event loop that uses them."""
@@ -195,13 +203,7 @@ class Uplink:
         is_full = rate >= FULL * self.bytes_per_s
         near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
         self._judge(near or self._seen, is_full=is_full)
-        for stream in set(near) & set(self._takes):
-            self._takes[stream] = BACK * near[stream].rate
-        # Nobody can tell where this line is full; it is not where others send as fast as they may.
-        if near or not is_full:
-            for stream, seen in self._seen.items():
-                if seen.is_known and stream not in near:
-                    self._takes[stream] = MORE_THAN_TAKEN * seen.rate
+        self._tell_the_slow(near, is_full=is_full)
         equal = self._budget / max(1, len(self._sending))
         for stream in [stream for stream, takes in self._takes.items() if takes >= equal]:
             del self._takes[stream]
@@ -216,6 +218,23 @@ class Uplink:
         self._at_least = self._at_least + 1 if self._pace == LEAST_PACE else 0
         if self._at_least > TRIES_AFTER:
             self._pace, self._at_least = TRIED_PACE, 0
+
+    def _tell_the_slow(self, near: Container[PacedStream], *, is_full: bool) -> None:
+        """Who takes less than its share. Nobody can tell where this line is full; it is not where some send as fast as
+        they may."""
+        known = {stream: seen for stream, seen in self._seen.items() if seen.is_known}
+        total, others = sum(seen.rate for seen in known.values()), len(known) - 1
+        has_room = not is_full or any(stream in near for stream in known)
+        for stream, seen in known.items():
+            is_behind = others > 0 and seen.rate < BEHIND * (total - seen.rate) / others
+            is_held_back = (is_behind and has_room) or (seen.is_lossy and not is_full)
+            if stream not in near and is_held_back:
+                self._takes[stream] = MORE_THAN_TAKEN * seen.rate
+            elif stream in self._takes and (stream in near or not seen.is_lossy):
+                if others and not is_behind:
+                    del self._takes[stream]
+                elif stream in near or not others:
+                    self._takes[stream] = max(self._takes[stream], BACK * seen.rate)
 
     @property
     def _budget(self) -> float:

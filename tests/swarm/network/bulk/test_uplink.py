@@ -5,8 +5,9 @@ import math
 import os
 import random
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -56,12 +57,14 @@ class FakeStream:
     flight_bytes: int = 0
     """The last of a message are acknowledged together, when nothing has gone for `ROUND_TRIP_S`."""
     flown_s: float = 0.0
+    late: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=1))
+    """What has come, as it was acknowledged: the first of them."""
 
     @property
     def tcp(self) -> Tcp:
         waiting = math.ceil(self.waiting)
         unsent = max(0, waiting - self.flight_bytes)
-        return Tcp(round(self.lost / 100), round(self.sent / 100), round(self.came), waiting, unsent)
+        return Tcp(round(self.lost / 100), round(self.sent / 100), round(self.late[0]), waiting, unsent)
 
     def pace(self, bytes_per_s: float) -> None:
         self.paced = bytes_per_s
@@ -101,6 +104,7 @@ async def carry(
                 if stream.flown_s >= ROUND_TRIP_S:
                     moved, stream.came = moved + stream.waiting, stream.came + stream.waiting
                     stream.waiting = 0.0
+            stream.late.append(stream.came)
         await asyncio.sleep(step_s)
     return moved / seconds
 
@@ -192,6 +196,32 @@ def test_a_pace_that_is_too_low_grows_by_messages_with_pauses_too() -> None:
             stream.waiting = 0.0
             await asyncio.sleep(5.0)
         assert stream.paced >= LINE
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.45, 0.8])
+def test_a_line_that_many_short_messages_share_is_as_fast_as_before_once_it_carries_as_much(share: float) -> None:
+    """They go to eight peers by turns, three at a time, as a round's."""
+
+    async def main() -> None:
+        uplink = Uplink()
+        peers = [FakeStream(late=deque([0.0], maxlen=8)) for _ in range(8)]
+
+        async def rounds(line: float, num: int) -> float:
+            began, moved = asyncio.get_running_loop().time(), 0.0
+            for first in (3 * turn % len(peers) for turn in range(num)):
+                lanes = [peers[(first + lane) % len(peers)] for lane in range(3)]
+                moved += 0.4 * await carry(uplink, lanes, line, 0.4, message_bytes=24 << 10)
+                for lane in lanes:
+                    lane.waiting = 0.0
+                    lane.late.extend([lane.came] * 8)
+            return moved / (asyncio.get_running_loop().time() - began)
+
+        before = await rounds(LINE, 100)
+        await rounds(share * LINE, 25)
+        await rounds(LINE, 25)
+        assert await rounds(LINE, 25) >= 0.95 * before
 
     run_virtually(main)
 
