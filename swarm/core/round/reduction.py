@@ -94,7 +94,7 @@ class RoundReduction:
                 moved = moved or before != (roster.view, roster.combiner_of(part))
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
-                out += self._whole_again(part, roster, to_leader=moved and not leads)
+                out += self._whole_again(part, roster, to_leader=moved and not leads, is_taken_over=not stays)
         # Where a contribution less is awaited, and nothing more is sent for it, whoever else is late had its time.
         is_less = not new_leader and earlier is not None and roster.comes_of(earlier.facts_digest())
         if not is_less or has_more_to_reduce:
@@ -105,13 +105,16 @@ class RoundReduction:
             self._take(sender, reduced, roster)
         return out + (self._combine_all(roster) if self._is_split else [])
 
-    def _whole_again(self, part: int, roster: Roster, *, to_leader: bool) -> Instructions:
+    def _whole_again(self, part: int, roster: Roster, *, to_leader: bool, is_taken_over: bool) -> Instructions:
         known = self.parts.aggregated.get((part, None)) or self.parts.reduced.get(part)
         if known is None:
             return [] if self._is_split else self._aggregate_if_complete((part, None))
-        # Done before, here or by a reducer that is relieved; who leads now may not have it.
+        # Done before, here or by a reducer that is relieved; who leads now may not have it, or not count it.
         self.parts.reduced.setdefault(part, known)
-        return [SendReduced((roster.leader,), known)] if to_leader else []
+        out: Instructions = [SendReduced((roster.leader,), known)] if to_leader else []
+        # Who is relieved sends it to nobody any more, and whoever lacks it counts on its reducer.
+        others = tuple(peer for peer in self._hearers(part, roster) if peer != roster.leader) if is_taken_over else ()
+        return [*out, SendReduced(others, known, may_be_there=True)] if others else out
 
     def _share_again(self, part: int, cohort: int, roster: Roster, *, moved: bool) -> Instructions:
         """`moved`: who combines the shares or leads may not have it."""

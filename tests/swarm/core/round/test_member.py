@@ -200,7 +200,21 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     third.on_roster(first.me, roster_of(facts, reducers=(first.me,) * 3, revision=1), now=0.3)
     assert third.aggregated(reduced_part(0, facts.members), now=0.4) == []
     out = third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3, revision=2), now=0.5)
-    assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
+    sent = [one for one in out if isinstance(one, SendReduced)]
+    made = reduced_part(0, facts.members)
+    assert sent == [SendReduced((first.me,), made), SendReduced((second.me,), made, may_be_there=True)]
+
+
+def test_who_takes_over_a_part_that_it_has_brings_it_to_all_who_may_lack_it_as_its_reducer_no_longer_does() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    second.on_close(first.me, 0, Proof(), now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
+    made = reduced_part(0, facts.members)
+    second.on_reduced(third.me, made, now=0.2)
+    out = second.on_roster(first.me, roster_of(facts, reducers=(second.me, *[third.me] * 2), revision=1), now=0.3)
+    sent = [one for one in out if isinstance(one, SendReduced)]
+    assert sent == [SendReduced((first.me,), made), SendReduced((third.me,), made, may_be_there=True)]
 
 
 def test_who_brought_nothing_reduces_nothing_where_at_least_half_did() -> None:
