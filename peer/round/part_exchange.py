@@ -154,7 +154,7 @@ class PartExchange:
     def send_reduced(
         self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart, *, may_be_there: bool = False
     ) -> None:
-        """A part or share that was aggregated here, or that is handed on; if it `may_be_there`, who gets it is asked."""
+        """A part or share that was aggregated here, or that is handed on; what `may_be_there` is asked after."""
         assert state.round is not None
         roster = state.round.roster_of(reduced)
         assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
