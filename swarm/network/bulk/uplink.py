@@ -7,7 +7,7 @@ lost again. What all of them together brought through in a few seconds is no sec
 to send has its share of a little more than the most of that (SO_MAX_PACING_RATE, socket(7) of Linux); of the more the
 less, the more is lost all the same.
 
-A connection that brings less than half of what others do, though they send as fast as they may or the line carries less
+A connection that brings less than half of what others do, though these use their whole shares or the line carries less
 than it did, goes to who has a slower one; so does, or this line has become slower, what loses packets where the line
 carries less. It has a little more than what it takes, and the others have the rest. Nothing else tells of a slow one:
 short messages never send quite as fast as they may, and all that share a full line send less.
@@ -19,7 +19,7 @@ import math
 import socket
 import struct
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -44,7 +44,7 @@ FULL, NEAR, KNOWN_S = 0.5, 0.9, 0.5
 """Shares of what the line carried at most (all wait for answers, or for a processor, now and then), and of what a
 connection may send, if it had so long more to send."""
 BEHIND = 0.5
-"""Who brings less than this share of what the others do, on average, is slow."""
+"""Of what others bring that use their whole shares, or else of what all others do: who brings less is slow."""
 MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
 """May who takes less than its share, and a sixteenth of that at least; if it takes all of it, so many times as much: it
 may have hung."""
@@ -219,22 +219,19 @@ class Uplink:
         if self._at_least > TRIES_AFTER:
             self._pace, self._at_least = TRIED_PACE, 0
 
-    def _tell_the_slow(self, near: Container[PacedStream], *, is_full: bool) -> None:
-        """Who takes less than its share. Nobody can tell where this line is full; it is not where some send as fast as
-        they may."""
+    def _tell_the_slow(self, near: Collection[PacedStream], *, is_full: bool) -> None:
+        """Who takes less than its share. Nobody can tell where this line is full; it is not where others have their
+        whole shares and use them."""
         known = {stream: seen for stream, seen in self._seen.items() if seen.is_known}
-        total, others = sum(seen.rate for seen in known.values()), len(known) - 1
-        has_room = not is_full or any(stream in near for stream in known)
+        whole = [known[stream] for stream in near if stream not in self._takes]
+        has_room = bool(whole) or not is_full
         for stream, seen in known.items():
-            is_behind = others > 0 and seen.rate < BEHIND * (total - seen.rate) / others
-            is_held_back = (is_behind and has_room) or (seen.is_lossy and not is_full)
-            if stream not in near and is_held_back:
+            rates = [other.rate for other in whole or known.values() if other is not seen]
+            is_slow = has_room and bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
+            if stream not in near and (is_slow or (seen.is_lossy and not is_full)):
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
-            elif stream in self._takes and (stream in near or not seen.is_lossy):
-                if others and not is_behind:
-                    del self._takes[stream]
-                elif stream in near or not others:
-                    self._takes[stream] = max(self._takes[stream], BACK * seen.rate)
+            elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):
+                self._takes[stream] = max(self._takes[stream], BACK * seen.rate)
 
     @property
     def _budget(self) -> float:

@@ -174,6 +174,22 @@ def test_what_a_slow_line_elsewhere_loses_makes_nobody_else_slower_nor_what_it_d
     run_virtually(main)
 
 
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_many_slow_ones_leave_the_line_to_one_that_is_not_and_keep_little_alone(is_deep: bool) -> None:
+    async def main() -> None:
+        uplink, fast = Uplink(), FakeStream()
+        slow = [FakeStream(takes=LINE / 30) for _ in range(7)]
+        await carry(uplink, [fast], LINE, 2 * WINDOW_S)
+        await carry(uplink, [fast, *slow], LINE, 10 * WINDOW_S, is_deep=is_deep)
+        assert await carry(uplink, [fast, *slow], LINE, WINDOW_S, is_deep=is_deep) >= 0.9 * LINE
+        await carry(uplink, slow[:2], LINE, 10 * WINDOW_S, is_deep=is_deep)
+        for _ in range(10):
+            await carry(uplink, slow[:2], LINE, WINDOW_S, is_deep=is_deep)
+            assert all(stream.paced <= 2.2 * LINE / 30 for stream in slow[:2])
+
+    run_virtually(main)
+
+
 def test_who_is_slow_when_nothing_else_is_known_and_who_hangs_make_nobody_slow_for_long() -> None:
     async def main() -> None:
         uplink, fast, slow, hanging = Uplink(), FakeStream(), FakeStream(takes=LINE / 20), FakeStream(takes=0.0)
