@@ -129,20 +129,18 @@ class FalsePartExchange(PartExchange):
         self.encoder = FalseEncoder(adversary, steps.replica)
         self.reducer = FalseReducer(adversary, steps.replica)
 
-    def send_reduced(
-        self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart, *, may_be_there: bool = False
-    ) -> None:
+    def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
         context, replica, held = self._false_steps.context, self._false_steps.replica, state.parts
         made = held.reductions[reduced]
         if made.reducer != context.me or reduced.cohort is not None:
-            super().send_reduced(state, to, reduced, may_be_there=may_be_there)
+            super().send_reduced(state, to, reduced)
             return
         parts, body = replica.parts(), held.reduced[reduced.part, reduced.digest]
         codec, num_values = parts.result_codec(reduced.part), parts.size(reduced.part)
         for place, peer in enumerate(to):
             said = self._adversary.reduced_for(state.step, place, body, codec, num_values=num_values)
             if said is body:
-                super().send_reduced(state, (peer,), reduced, may_be_there=may_be_there)
+                super().send_reduced(state, (peer,), reduced)
                 continue
             squares = squares_of(codec, said, num_values)
             other = replace(reduced, digest=bulk_digest(said), squares=squares)

@@ -307,8 +307,8 @@ class RoundDriver:
                     self._mail.send_all(state, (leader,), {"kind": "missing", "view": view, **lacks})
                 case act.AnnounceShare(leader, part, cohort):
                     self._mail.send_all(state, (leader,), {"kind": "made", "part": part, "cohort": cohort})
-                case act.SendReduced(to, reduced, may_be_there):
-                    self._parts.send_reduced(state, to, reduced, may_be_there=may_be_there)
+                case act.SendReduced(to, reduced):
+                    self._parts.send_reduced(state, to, reduced)
                 case act.SendResult(to, result):
                     state.notify()
                     inside = [peer for peer in to if peer in self._steps.chain.members]

@@ -151,10 +151,8 @@ class PartExchange:
         head: dict[str, Value] = {"part": part, "view": view}
         self._outbox.put(reducer, Parcel(state, "contributed", head, state.parts.own[part], part))
 
-    def send_reduced(
-        self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart, *, may_be_there: bool = False
-    ) -> None:
-        """A part or share that was aggregated here, or that is handed on; what `may_be_there` is asked after."""
+    def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
+        """A part or share that was aggregated here, or that is handed on."""
         assert state.round is not None
         roster = state.round.roster_of(reduced)
         assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
@@ -162,7 +160,7 @@ class PartExchange:
         body = state.parts.reduced[reduced.part, reduced.digest]
         done_without = {*left_by(roster), *(one.peer_id for one in roster.left_out)}
         for peer in to:
-            parcel = Parcel(state, "reduced", head, body, reduced.part, reduced, may_be_there=may_be_there)
+            parcel = Parcel(state, "reduced", head, body, reduced.part, reduced)
             self._outbox.put(peer, parcel, is_last=peer in done_without)
 
     async def _send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
@@ -178,7 +176,7 @@ class PartExchange:
         }
         state = parcels[0].state
         bodies = tuple(parcel.body for parcel in parcels)
-        reply = await self._mail.send(state, peer, meta, bodies, way, may_be_there=parcels[0].may_be_there)
+        reply = await self._mail.send(state, peer, meta, bodies, way)
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
         return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)

@@ -229,7 +229,7 @@ class SimulatedRound:
                 self._send((to,), lambda one: one.machine.on_missing(me, view, missing, given_up, now=self._now))
             case act.AggregatePart():
                 self._reduce(member, instruction)
-            case act.SendReduced(to, reduced, _):
+            case act.SendReduced(to, reduced):
                 for place, peer in enumerate(to):
                     self._send((peer,), partial(self._reduced_came, me, *self._said_to(member, place, reduced)))
             case act.SendResult(to, result):

@@ -54,8 +54,6 @@ class RoundMail:
         meta: dict[str, Value],
         bodies: tuple[Bytes, ...] = (),
         way: OnItsWay | None = None,
-        *,
-        may_be_there: bool = False,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
         it did not take it. `way` is told before its bytes go, and when they
@@ -66,7 +64,7 @@ class RoundMail:
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
-        num_bytes, pauses_s = sum(map(len, bodies)), resend_pauses_s()
+        num_bytes, may_be_there, pauses_s = sum(map(len, bodies)), False, resend_pauses_s()
         while self._steps.is_open(state):
             asked_at = time.monotonic()
             try:

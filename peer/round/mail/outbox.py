@@ -239,13 +239,10 @@ class Parcel:
     """Which part it is, if it is none of a contribution."""
     fragment: Fragment | None = None
     """Which fragment of it the body is; None: it is whole."""
-    may_be_there: bool = False
-    """Its peer is asked first."""
 
     def goes_with(self, other: "Parcel") -> bool:
         is_whole = self.fragment is None and other.fragment is None
-        is_alike = self.kind == other.kind and self.may_be_there == other.may_be_there
-        return is_whole and self.state is other.state and is_alike
+        return is_whole and self.state is other.state and self.kind == other.kind
 
     def cut(self, at_most_bytes: int) -> list["Parcel"]:
         """Fragments of equal length. Those of a very long body may be longer."""

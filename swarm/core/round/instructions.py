@@ -139,8 +139,6 @@ class AnnounceShare:
 class SendReduced:
     to: tuple[PeerId, ...]
     reduced: ReducedPart
-    may_be_there: bool = False
-    """Another reducer may have sent it: they are asked first."""
 
 
 @dataclass(frozen=True)

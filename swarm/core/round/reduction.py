@@ -59,6 +59,8 @@ class RoundReduction:
     overtaken: deque[Roster] = field(default_factory=lambda: deque(maxlen=MOST_OVERTAKEN))
     """Rosters that were followed, and say something else than those that are known now of their views."""
     _relayed: set[bytes] = field(default_factory=set)  # digests of parts
+    _taken_over: set[int] = field(default_factory=set)
+    """Parts that came to another reducer of the own cohort."""
 
     def __post_init__(self) -> None:
         self._is_split = num_cohorts(len(self.facts.members)) > 1
@@ -80,6 +82,8 @@ class RoundReduction:
         for place, reducer in enumerate(roster.reducers):
             cohort, part = divmod(place, roster.num_parts)
             stays = bool(held) and held[place] == reducer
+            if held and not stays and cohort == roster.cohort_of[self.me]:
+                self._taken_over.add(part)
             has_more_to_reduce |= reducer == self.me and not stays
             is_own = mine is not None and cohort == roster.cohort_of[self.me]
             if reducer != self.me:
@@ -94,7 +98,7 @@ class RoundReduction:
                 moved = moved or before != (roster.view, roster.combiner_of(part))
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
-                out += self._whole_again(part, roster, to_leader=moved and not leads, is_taken_over=not stays)
+                out += self._whole_again(part, roster, to_leader=moved and not leads)
         # Where a contribution less is awaited, and nothing more is sent for it, whoever else is late had its time.
         is_less = not new_leader and earlier is not None and roster.comes_of(earlier.facts_digest())
         if not is_less or has_more_to_reduce:
@@ -105,16 +109,13 @@ class RoundReduction:
             self._take(sender, reduced, roster)
         return out + (self._combine_all(roster) if self._is_split else [])
 
-    def _whole_again(self, part: int, roster: Roster, *, to_leader: bool, is_taken_over: bool) -> Instructions:
+    def _whole_again(self, part: int, roster: Roster, *, to_leader: bool) -> Instructions:
         known = self.parts.aggregated.get((part, None)) or self.parts.reduced.get(part)
         if known is None:
             return [] if self._is_split else self._aggregate_if_complete((part, None))
-        # Done before, here or by a reducer that is relieved; who leads now may not have it, or not count it.
+        # Done before, here or by a reducer that is relieved; who leads now may not have it.
         self.parts.reduced.setdefault(part, known)
-        out: Instructions = [SendReduced((roster.leader,), known)] if to_leader else []
-        # Who is relieved sends it to nobody any more, and whoever lacks it counts on its reducer.
-        others = tuple(peer for peer in self._hearers(part, roster) if peer != roster.leader) if is_taken_over else ()
-        return [*out, SendReduced(others, known, may_be_there=True)] if others else out
+        return [SendReduced((roster.leader,), known)] if to_leader else []
 
     def _share_again(self, part: int, cohort: int, roster: Roster, *, moved: bool) -> Instructions:
         """`moved`: who combines the shares or leads may not have it."""
@@ -357,7 +358,8 @@ class RoundReduction:
     def fetch_missing(self, result: Result, *, but_coming: bool = False, now: float) -> Instructions:
         """But for what several reducers are sending at once: then the own line holds it up, and what one slow reducer
         sends is fetched from others. `but_coming`: nothing need have come yet: a ballot is small, and overtakes the
-        parts on a slow link."""
+        parts on a slow link. Whoever has taken a part over may have had it from its reducer, who sends it to nobody any
+        more: nothing comes of that."""
         roster, own = result.roster, result.roster.cohort_of[self.me]
         followed = self.roster is not None and self.roster.rank == roster.rank
         out: Instructions = []
@@ -369,7 +371,8 @@ class RoundReduction:
             if reduced.is_empty:
                 continue
             reducer, combiner = roster.reducer_of(reduced.part, own), roster.combiner_of(reduced.part)
-            if reducer in coming and followed and reducer not in self.gone:
+            comes = reducer in coming and not (but_coming and reduced.part in self._taken_over)
+            if comes and followed and reducer not in self.gone:
                 continue
             near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)
             # Whoever seems gone is asked last: it may be back.

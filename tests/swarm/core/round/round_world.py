@@ -524,7 +524,7 @@ class World:
                 )
             case AnnounceShare(to, part, cohort):
                 self._send(member, (to,), "made", lambda m: m.round.on_announced(me, part, cohort, now=self.now))
-            case SendReduced(to, reduced, _):
+            case SendReduced(to, reduced):
                 body = b"" if reduced.is_empty else member.reduced[reduced.part, reduced.digest]
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
             case SendResult(to, outcome):

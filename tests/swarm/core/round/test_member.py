@@ -200,21 +200,7 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     third.on_roster(first.me, roster_of(facts, reducers=(first.me,) * 3, revision=1), now=0.3)
     assert third.aggregated(reduced_part(0, facts.members), now=0.4) == []
     out = third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3, revision=2), now=0.5)
-    sent = [one for one in out if isinstance(one, SendReduced)]
-    made = reduced_part(0, facts.members)
-    assert sent == [SendReduced((first.me,), made), SendReduced((second.me,), made, may_be_there=True)]
-
-
-def test_who_takes_over_a_part_that_it_has_brings_it_to_all_who_may_lack_it_as_its_reducer_no_longer_does() -> None:
-    facts, (first, second, third) = facts_and_rounds(3)
-    second.on_close(first.me, 0, Proof(), now=0.0)
-    second.contributed(contribution(second.me), now=0.0)
-    second.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
-    made = reduced_part(0, facts.members)
-    second.on_reduced(third.me, made, now=0.2)
-    out = second.on_roster(first.me, roster_of(facts, reducers=(second.me, *[third.me] * 2), revision=1), now=0.3)
-    sent = [one for one in out if isinstance(one, SendReduced)]
-    assert sent == [SendReduced((first.me,), made), SendReduced((third.me,), made, may_be_there=True)]
+    assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
 
 
 def test_who_brought_nothing_reduces_nothing_where_at_least_half_did() -> None:
@@ -362,6 +348,17 @@ def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_ag
     for made in result.parts[:-1]:
         assert second.on_reduced(third.me, made, now=0.2) == []
     assert only(second.on_reduced(third.me, result.parts[-1], now=0.3), SendVote).vote.voter == second.me
+
+
+def test_a_part_that_came_to_another_reducer_is_fetched_at_once() -> None:
+    """That one may have it of the one before, who sends it to nobody any more: its voters waited for nothing."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    second.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.0)
+    moved = roster_of(facts, reducers=(third.me, first.me, third.me), revision=1)
+    second.on_roster(first.me, moved, now=0.1)
+    second.moved(first.me, now=0.2)
+    fetches = second.on_ballot(first.me, asked_result(facts, result_of(facts, moved)), now=0.3)
+    assert [one.part for one in fetches if isinstance(one, FetchPart)] == [1]
 
 
 def test_what_several_reducers_are_sending_at_once_is_not_fetched_beside_it() -> None:
