@@ -90,9 +90,7 @@ class Neighbours:
         fields.done()
         if waits and stage == self._stage:
             await happened(self.gone, within_s=WATCH_S)
-        if stage != self._stage or self.gone.is_set():
-            raise TransientError(f"this peer does not serve stage {stage}")
-        return Message()
+        return Message({"serves": stage == self._stage and not self.gone.is_set()})
 
     def of_stage(self, stage: int) -> set[PeerId]:
         """Peers of the stage that answer now, without this one."""
@@ -175,12 +173,19 @@ class Neighbours:
     async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
         """Live while calls of ours stay open; ends when the peer does not answer."""
         live = self._live.setdefault(stage, set())
+        has_left = False
+
+        async def ask(waits: bool, timeout_s: float) -> None:
+            nonlocal has_left
+            asked = Message({"stage": int(stage), "waits": waits})
+            reply = await self._transport.call(peer, WATCH, asked, timeout_s=timeout_s, max_body_bytes=0)
+            if not Fields("watch answer", reply.meta).boolean("serves"):
+                has_left = True
+                raise TransientError(f"{peer[-6:]} does not serve stage {stage}")
+
         try:
             await self._transport.connect(peer, addresses)
-            meta: dict[str, Value] = {"stage": int(stage), "waits": False}
-            call_s = self._settings.deadlines.call_s
-            await self._transport.call(peer, WATCH, Message(meta), timeout_s=call_s, max_body_bytes=0)
-            meta["waits"] = True
+            await ask(False, self._settings.deadlines.call_s)
             live.add(peer)
             if stage == self._stage:
                 self._alone_pause_s = LOOKUP_EVERY_S
@@ -189,9 +194,7 @@ class Neighbours:
             self._events.publish(PeersChanged(stage, frozenset(live)))
             while True:
                 asked_at = time.monotonic()
-                await self._transport.call(
-                    peer, WATCH, Message(meta), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
-                )
+                await ask(True, WATCH_S + self._settings.deadlines.lease_s)
                 if time.monotonic() < asked_at + LOOKUP_EVERY_S:
                     await asyncio.sleep(LOOKUP_EVERY_S)  # the peer was to wait, and did not
         except (TransientError, RemoteError) as error:
@@ -203,4 +206,4 @@ class Neighbours:
             if peer in live:
                 live.discard(peer)
                 self._events.publish(PeersChanged(stage, frozenset(live)))
-                self._events.publish(PeerLost(peer))
+                self._events.publish(PeerLost(peer, says_so=has_left))

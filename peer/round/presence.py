@@ -75,10 +75,13 @@ class Presence:
         return self._ping_s[peer]
 
     def lost(self, event: PeerLost) -> None:
-        """A peer's open call broke: unless it answers a ping, every open step is told at once."""
+        """A peer's open call broke: unless it answers a ping, every open step is told at once.
+
+        Who says that it has left answers that too, for a moment; and then a call to it may hang for as long as it may.
+        """
 
         async def confirm() -> None:
-            if await self.is_gone(event.peer):
+            if event.says_so or await self.is_gone(event.peer):
                 for state in list(self._steps.open.values()):
                     self.unreachable(state, event.peer)
 

@@ -80,6 +80,8 @@ class PeerLost:
     """A peer's open call broke, or it may not train any more."""
 
     peer: PeerId
+    says_so: bool = False
+    """It has left, by its own word, and need not be asked."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from peer.directory.neighbours import (
     Neighbours,
     stage_topic,
 )
-from peer.stage.events import Events, PeersChanged
+from peer.round.presence import Presence
+from peer.stage.events import Events, PeerLost, PeersChanged
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.memory import MemoryNetwork
@@ -38,7 +39,7 @@ def test_a_peer_that_answers_at_once_is_watched_as_often_as_others_are_looked_fo
         asked_at.append(loop.time())
         if len(asked_at) > 10 * FOR_S:
             loop.stop()
-        return Message()
+        return Message({"serves": True})
 
     async def main() -> None:
         network = MemoryNetwork(random.Random(0))
@@ -68,7 +69,7 @@ def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> N
     """As many as are watched at most stand in the directory, for as long as somebody tells it so."""
 
     async def on_watch(sender: PeerId, request: Message) -> Message:
-        return Message()
+        return Message({"serves": True})
 
     async def main() -> set[PeerId]:
         network = MemoryNetwork(random.Random(0))
@@ -94,6 +95,76 @@ def test_records_of_peers_that_are_nowhere_keep_nobody_from_being_watched() -> N
         return found
 
     assert run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None) == {OTHER.peer_id}
+
+
+def test_who_has_left_says_so_to_all_who_watch_it() -> None:
+    lost: list[PeerLost] = []
+
+    async def main() -> None:
+        network, loop = MemoryNetwork(random.Random(0)), asyncio.get_running_loop()
+        both = []
+        for identity, hear in ((ME, lost.append), (OTHER, lambda event: None)):
+            events = Events()
+            events.hear(PeerLost, hear)
+            events.seal()
+            context: Any = SimpleNamespace(
+                settings=small_settings(1), run_id=RUN_ID, transport=network.transport(identity), events=events
+            )
+            one = Neighbours(
+                context,
+                network.directory(identity),
+                STAGE,
+                lambda: Version(0),
+                lambda peer, fields: True,
+                dict,
+                lambda: None,
+            )
+            one.serve()
+            both.append(one)
+        watching = [asyncio.ensure_future(one.run()) for one in both]
+        await asyncio.sleep(3 * LOOKUP_EVERY_S)
+        assert both[0].of_stage(STAGE) == {OTHER.peer_id}
+        asked_at = loop.time()
+        both[1].gone.set()
+        while not lost:
+            await asyncio.sleep(0.01)
+            assert loop.time() < asked_at + 1.0
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert lost[0] == PeerLost(OTHER.peer_id, says_so=True)
+
+
+def test_who_says_that_it_has_left_is_not_asked_whether_it_is_there() -> None:
+    """It answers that for a moment, and then a call to it may hang."""
+
+    @dataclass
+    class Told(Presence):
+        asked: list[PeerId]
+        gone: list[PeerId]
+
+        def __post_init__(self) -> None:
+            tasks = SimpleNamespace(spawn=asyncio.ensure_future)
+            steps: Any = SimpleNamespace(context=SimpleNamespace(tasks=tasks), open={0: None})
+            super().__init__(steps)
+
+        async def is_gone(self, peer: PeerId) -> bool:
+            self.asked.append(peer)
+            return False
+
+        def unreachable(self, state: Any, peer: PeerId) -> None:
+            self.gone.append(peer)
+
+    async def main() -> None:
+        presence = Told([], [])
+        presence.lost(PeerLost(ME.peer_id))
+        presence.lost(PeerLost(OTHER.peer_id, says_so=True))
+        await asyncio.sleep(0.1)
+        assert (presence.asked, presence.gone) == ([ME.peer_id], [OTHER.peer_id])
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
 
 
 @dataclass
@@ -132,7 +203,7 @@ class Minute:
             raise TransientError("not now")
         if request.meta["waits"]:
             await asyncio.sleep(min(WATCH_S, self.serves_until_s - loop.time()))
-        return Message()
+        return Message({"serves": True})
 
     async def _main(self) -> None:
         network, loop = MemoryNetwork(random.Random(0)), asyncio.get_running_loop()
