@@ -138,7 +138,10 @@ class EvidencePast:
                 await asyncio.to_thread(_put, path, piece, answer.body, donor)
                 return len(answer.body)
 
-            await from_donors(self.donors(gap, accuser), [piece for piece in gap.pieces if piece.size], fetch)
+            # One after the other: of pieces as different as these it cannot be told which are late.
+            for method in MOST_BYTES:
+                pieces = [piece for piece in gap.pieces if piece.size and piece.method == method]
+                await from_donors(self.donors(gap, accuser), pieces, fetch)
 
 
 def _put(path: Path, piece: Piece, body: Bytes, donor: PeerId) -> None:

@@ -162,6 +162,8 @@ class Jury:
         finally:
             self._charges.drop(charge)
         step = result.roster.step
+        if self._standing.is_out(accusation.peer_id):  # by another's case, while this one waited for its round
+            return
         drawn = await self._summoned(accusation, step)
         if drawn is None:
             return
