@@ -97,11 +97,12 @@ class RoundParts:
         same = {made.peer_id for made in roster.contributions if before.get(made.peer_id) == made}
         for peers in self.received.values():
             peers &= same
+        # Whose nonsense a part says that it does without may be out as a whole: no result could name that part.
         for slot, made in list(self.aggregated.items()):
-            if not set(made.contributors) <= same or (made.cohort is not None and not is_of(made, roster)):
+            if not (set(made.contributors) <= same and is_of(made, roster)):
                 del self.aggregated[slot]
-        for part in [part for part, made in self.reduced.items() if not set(made.contributors) <= same]:
-            del self.reduced[part]
+        fit = {part for part, made in self.reduced.items() if set(made.contributors) <= same and is_of(made, roster)}
+        self.reduced = {part: made for part, made in self.reduced.items() if part in fit or made.is_empty}
         fits = {slot for slot, (_, made) in self.shares.items() if is_of(made, roster)}
         self.shares = {slot: held for slot, held in self.shares.items() if slot in fits}
         self.announced.clear()

@@ -9,17 +9,19 @@ from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
+    AggregatePart,
     AveragingRound,
     Instruction,
     Instructions,
     SayMissing,
     SendBallot,
     SendCommit,
+    SendReduced,
     SendRoster,
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Lack, LeftOut, ReducedPart, Roster
+from swarm.core.round.contribution import Exclusion, Lack, LeftOut, ReducedPart, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.voting import Proof
 from swarm.identity.key import verify
@@ -116,6 +118,26 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
     second.on_ballot(leader.me, asked_result(facts, result), now=LATER_S)
     assert has(fetched(second, result), SendVote)
     facts.check_result(certified(facts, result), verify, certified=True)
+
+
+def test_a_part_that_did_without_the_nonsense_of_one_who_is_left_out_is_reduced_anew() -> None:
+    """It says why that one is not in it, and no result of the smaller roster may: a liar's stage stood still for good."""
+    facts, (leader, second, liar) = facts_and_rounds(3)
+    roster = signed(replace(led_roster(leader), reducers=(second.me,) * facts.num_parts))
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_roster(leader.me, roster, now=0.0)
+    second.on_part(leader.me, 0)
+    honest = tuple(sorted((leader.me, second.me)))
+    without_it = AggregatePart(0, honest, (Exclusion(liar.me, "malformed"),))
+    assert only(second.on_bad_part(liar.me, 0), AggregatePart) == without_it
+    of_first = replace(reduced_part(0, honest), excluded=without_it.excluded)
+    assert second.aggregated(of_first, now=0.1) != []
+    said = lacks(roster, liar.me, [leader.me, second.me])
+    smaller = replace(without(roster, liar.me, said, leader=leader, view=0), revision=1, certificate=roster.certificate)
+    out = second.on_roster(leader.me, signed(smaller), now=0.2)
+    assert only(out, AggregatePart) == AggregatePart(0, honest, ())
+    assert not has(out, SendReduced)
+    assert only(second.aggregated(reduced_part(0, honest), now=0.3), SendReduced).reduced == reduced_part(0, honest)
 
 
 def leads_without_one(num_members: int) -> tuple[RoundFacts, AveragingRound, list[PeerId], Proposal]:
