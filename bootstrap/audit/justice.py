@@ -370,6 +370,8 @@ class Justice:
         if self._run.settings.replays:
             for charge in self._charges.certified(result):
                 self._ledger.append("charge", charge.to_value())
+                if charge.accused in self.bans:  # by another's case, while this one waited for its round
+                    self._are_over(self._charges.judged(charge.accused, charge.charge))
 
     def _are_over(self, charges: Iterable[OpenCharge]) -> None:
         for charge in charges:
@@ -608,11 +610,11 @@ class Justice:
         """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
         peer, version = evidence.accused, Version(evidence.version)
         held = self.quarantines.get(peer)
+        self._are_over(self._charges.judged(peer))
         if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
             raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
-        self._are_over(self._charges.judged(peer))
         reason = "its work was wrong, and is right when it does it again"
         self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
 

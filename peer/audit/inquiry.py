@@ -225,6 +225,7 @@ class Inquiry:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
         spawn, prosecution = self.steps.context.tasks.spawn, Prosecution(self.steps, self.host, self.accuser)
         assert self.jury is not None
+        self.check_not_accused(case.accused)  # by another audit, meanwhile: a second charge would have no case
         prosecution.check(case)  # who cannot prove it brings no charge
         spawn(self.jury.prosecute(case))
         try:

@@ -24,7 +24,7 @@ from peer.round.mail.outbox import OnItsWay, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
-from peer.round.step_state import PartDigest, StepState
+from peer.round.step_state import StepState
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.stage.events import Overtaken, VersionTurned
 from peer.state.replica import Accumulation
@@ -236,7 +236,8 @@ class PartExchange:
             self.rates.arrived(sender, len(body), now=time.monotonic())
 
     def holds(self, state: StepState, sender: PeerId, fields: Fields) -> bool:
-        """Whether all parts of a message are here, of which the sender does not know whether it came."""
+        """Whether all parts of a message are here, of which the sender does not know whether it came: reduced ones with
+        all that their reducer says of them, which may change while the bytes stay the same."""
         kind, heads = fields.text("of"), fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
         fragment = fields.maybe("fragment", Fragment.from_value)
         named = bulk_digest(pack([kind, heads[0]])) if fragment is not None and len(heads) == 1 else None
@@ -246,7 +247,7 @@ class PartExchange:
         if kind == "contributed":
             return all((head.integer("part", high=1 << 20), sender) in state.parts.received for head in read)
         made = [SignedPart.from_fields(head).reduced for head in read]
-        return all((one.part, one.digest) in state.parts.reduced for one in made)
+        return all((one.part, one.digest) in state.parts.reduced and one in state.parts.reductions for one in made)
 
     async def _receive_whole(
         self,
@@ -563,7 +564,7 @@ class PartExchange:
     async def fetch(self, state: StepState, asked: act.FetchPart) -> list[Instruction]:
         """Get a part of the result from whoever holds it; what the round says to it."""
         part, wanted, holders = asked.part, asked.digest, asked.holders
-        if (part, wanted) in state.parts.fetching or state.parts.are_caught_up_on:
+        if (part, wanted) in state.parts.fetching or self._is_fetched_no_more(state, asked):
             return []
         state.parts.fetching.add((part, wanted))
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
@@ -572,7 +573,7 @@ class PartExchange:
         for holder in holders:
             async with self._turns.turn() as came:
                 # Meanwhile it may have come from its reducer.
-                if self._is_fetched_no_more(state, (part, wanted)):
+                if self._is_fetched_no_more(state, asked):
                     break
                 try:
                     reply = await self._context.transport.call(
@@ -585,19 +586,24 @@ class PartExchange:
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
                 state.parts.reduced[part, wanted] = kept
+                state.parts.fetching.discard((part, wanted))
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
-        if self._is_fetched_no_more(state, (part, wanted)):
+        if self._is_fetched_no_more(state, asked):
             return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self._context.events.publish(Overtaken(holder))
         return []
 
-    def _is_fetched_no_more(self, state: StepState, wanted: PartDigest) -> bool:
+    def _is_fetched_no_more(self, state: StepState, asked: act.FetchPart) -> bool:
+        """Once the outcome is certified its bytes are enough; before, their reducer's word on it, too."""
         parts = state.parts
-        return wanted in parts.reduced or parts.are_caught_up_on or not self._steps.is_open(state)
+        if parts.are_caught_up_on or not self._steps.is_open(state):
+            return True
+        is_certified = state.round is not None and state.round.result is not None
+        return (asked.part, asked.digest) in parts.reduced and (is_certified or asked.reduced in parts.reductions)
 
     async def _fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> Bytes | None:
         """The part that came, if it counts. Before the outcome is certified it must come with its reducer's word."""
@@ -627,8 +633,8 @@ class PartExchange:
         state = self._steps.open_step(Step(step))
         if state is not None and (part, wanted) in state.parts.reduced:
             self.num_given += 1
-            known = (made for made in state.parts.reductions if (made.slot, made.digest) == ((part, None), wanted))
-            said = self._said(state, next(known, None))
+            known = [made for made in state.parts.reductions if (made.slot, made.digest) == ((part, None), wanted)]
+            said = next(filter(None, (self._said(state, made) for made in reversed(known))), None)
             return Message(said.answer() if said is not None else {}, state.parts.reduced[part, wanted])
         held = self._context.results.get(step)
         if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
@@ -637,13 +643,9 @@ class PartExchange:
             return Message(said.answer() if said is not None else {}, held[1][part])
         raise TransientError(f"part {part} of step {step} is not here")
 
-    def _said(self, state: StepState, reduced: ReducedPart | None) -> SignedPart | None:
-        roster = state.round.roster_of(reduced) if state.round is not None and reduced is not None else None
-        return (
-            SignedPart.of(reduced, roster, state.parts.reductions)
-            if reduced is not None and roster is not None
-            else None
-        )
+    def _said(self, state: StepState, reduced: ReducedPart) -> SignedPart | None:
+        roster = state.round.roster_of(reduced) if state.round is not None else None
+        return SignedPart.of(reduced, roster, state.parts.reductions) if roster is not None else None
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""

@@ -58,7 +58,8 @@ class RoundReduction:
     """The outcome is certified: nothing is reduced any more."""
     overtaken: deque[Roster] = field(default_factory=lambda: deque(maxlen=MOST_OVERTAKEN))
     """Rosters that were followed, and say something else than those that are known now of their views."""
-    _relayed: set[bytes] = field(default_factory=set)  # digests of parts
+    _relayed: set[ReducedPart] = field(default_factory=set)
+    """What a reducer says beside the same bytes may change with the roster."""
     _taken_over: set[int] = field(default_factory=set)
     """Parts that came to another reducer of the own cohort."""
 
@@ -345,12 +346,12 @@ class RoundReduction:
     def relay(self, sender: PeerId, reduced: ReducedPart) -> Instructions:
         """A part that its combiner has sent goes on to the own cohort, once."""
         roster, part = self.roster, reduced.part
-        if not self._is_split or roster is None or reduced.cohort is not None or reduced.digest in self._relayed:
+        if not self._is_split or roster is None or reduced.cohort is not None or reduced in self._relayed:
             return []
         if not is_of(reduced, roster) or sender != roster.combiner_of(part):
             return []
         to = tuple(peer for peer in self._of_audience(self._near(part, roster), roster) if peer != roster.leader)
-        self._relayed.add(reduced.digest)
+        self._relayed.add(reduced)
         return [SendReduced(to, reduced)] if to else []
 
     # -- the result's bytes -------------------------------------------------------------------------------

@@ -227,7 +227,8 @@ class Uplink:
         has_room = bool(whole) or not is_full
         for stream, seen in known.items():
             rates = [other.rate for other in whole or known.values() if other is not seen]
-            is_slow = has_room and bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
+            is_behind = bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
+            is_slow = has_room and is_behind and (stream in self._takes or seen.moved < BEHIND * seen.allowed)
             if stream not in near and (is_slow or (seen.is_lossy and not is_full)):
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
             elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):

@@ -136,6 +136,27 @@ def test_a_lapsed_charge_strikes_its_bringers_and_lets_the_accused_in_again(cour
     asyncio.run(play())
 
 
+def test_a_charge_that_a_round_bears_after_the_verdict_on_anothers_lapses_not(court: Court) -> None:  # noqa: F811
+    """Whoever brings the same liar's case second has it waved through: an honest accuser was struck for it."""
+
+    async def play() -> None:
+        court.open()
+        body, auditor = court.past.untrue(2), court.past.auditor.peer_id
+        charge = charge_of(Evidence.from_bytes(body, max_bytes=1 << 26))
+        assert charge is not None
+        justice = court.justice
+        justice._charges.was_anchored(STAGE, 0)
+        for is_out in (False, True):
+            if is_out:
+                justice.bans[charge.accused] = cast(Any, None)
+            justice.certified(result(2, charge, auditor))
+            assert justice._charges.is_over(charge) == is_out
+        every = court.prepared.settings.checkpoint.snapshot_every
+        assert not any(justice._charges.anchored(STAGE, version) for version in range(every, 64, every))
+
+    asyncio.run(play())
+
+
 def test_charges_outlive_the_host_and_are_over_with_the_verdict(court: Court) -> None:  # noqa: F811
     async def play() -> None:
         court.open()

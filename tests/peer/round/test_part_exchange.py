@@ -628,6 +628,26 @@ def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:
     assert not scene.state.parts.fetching
 
 
+def test_bytes_of_which_their_reducer_says_something_else_now_are_not_held_until_the_outcome_is_certified(
+    scene: Scene,
+) -> None:
+    """Of a part without the nonsense of one that is then left out, the bytes stay the same, and the word does not."""
+    message = reduced([1], [GOOD[1]])
+    scene.receive(**message)
+    scene.state.round = SimpleNamespace(result=None)
+    (known,) = scene.state.parts.reductions
+    (head,) = message["heads"]
+    one, *others = known.contributors
+    other = replace(known, contributors=tuple(others), excluded=(Exclusion(one, "malformed"),))
+    for made, is_held in ((known, True), (other, False)):
+        asked = act.FetchPart(1, made.digest, (SENDER,), made, ROSTER)
+        assert scene.exchange._is_fetched_no_more(scene.state, asked) == is_held
+        said = {"of": "reduced", "fragment": None, "heads": [{**head, "reduced": made.to_value()}]}
+        assert scene.exchange.holds(scene.state, SENDER, Fields("message", said)) == is_held
+    scene.state.round.result = ROSTER
+    assert scene.exchange._is_fetched_no_more(scene.state, asked), "then the bytes are enough"
+
+
 BODY = bytes(1000)
 
 

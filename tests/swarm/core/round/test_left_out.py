@@ -121,7 +121,7 @@ def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> 
 
 
 def test_a_part_that_did_without_the_nonsense_of_one_who_is_left_out_is_reduced_anew() -> None:
-    """It says why that one is not in it, and no result of the smaller roster may: a liar's stage stood still for good."""
+    """It says why that one is not in it, and no result of the smaller roster may: a stage stood still for good."""
     facts, (leader, second, liar) = facts_and_rounds(3)
     roster = signed(replace(led_roster(leader), reducers=(second.me,) * facts.num_parts))
     second.contributed(contribution(second.me), now=0.0)
