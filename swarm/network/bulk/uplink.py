@@ -40,9 +40,9 @@ SLOWER, FASTER = 0.9, 1.05
 MOST_LOST = 0.02
 TRIES_AFTER, TRIED_PACE = 10, 1.1
 """After so many windows of the least pace: what is lost all the same is not lost by it."""
-FULL, NEAR, KNOWN_S = 0.5, 0.9, 0.5
-"""Shares of what the line carried at most (all wait for answers, or for a processor, now and then), and of what a
-connection may send, if it had so long more to send."""
+FULL, NEARLY_FULL, MORE_THAN_EVER, NEAR, KNOWN_S = 0.5, 0.9, 1.02, 0.9, 0.5
+"""Shares of what the line carried at most (all wait for answers, or for a processor, now and then; it is filled between
+the second and the third, as before), and of what a connection may send, if it had so long more to send."""
 BEHIND = 0.5
 """Of what others bring that use their whole shares, or else of what all others do: who brings less is slow."""
 MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
@@ -197,13 +197,14 @@ class Uplink:
 
     def _measure(self) -> None:
         """At a window's end."""
-        rate = self._moved / self._busy_s
+        rate, before = self._moved / self._busy_s, self.bytes_per_s or 0.0
         self._windows.append(rate)
         self.bytes_per_s = max(self._windows)
         is_full = rate >= FULL * self.bytes_per_s
         near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
         self._judge(near or self._seen, is_full=is_full)
-        self._tell_the_slow(near, is_full=is_full)
+        is_filled = NEARLY_FULL * before <= rate <= MORE_THAN_EVER * before
+        self._tell_the_slow(near, is_full=is_full, is_filled=is_filled)
         equal = self._budget / max(1, len(self._sending))
         for stream in [stream for stream, takes in self._takes.items() if takes >= equal]:
             del self._takes[stream]
@@ -219,12 +220,12 @@ class Uplink:
         if self._at_least > TRIES_AFTER:
             self._pace, self._at_least = TRIED_PACE, 0
 
-    def _tell_the_slow(self, near: Collection[PacedStream], *, is_full: bool) -> None:
-        """Who takes less than its share. Nobody can tell where this line is full; it is not where others have their
-        whole shares and use them."""
+    def _tell_the_slow(self, near: Collection[PacedStream], *, is_full: bool, is_filled: bool) -> None:
+        """Who takes less than its share. Nobody can tell where this line is full, as it is if it `is_filled` as much as
+        before; it is not where others have their whole shares and use them, and it carries less, or more than ever."""
         known = {stream: seen for stream, seen in self._seen.items() if seen.is_known}
         whole = [known[stream] for stream in near if stream not in self._takes]
-        has_room = bool(whole) or not is_full
+        has_room = (bool(whole) and not is_filled) or not is_full
         for stream, seen in known.items():
             rates = [other.rate for other in whole or known.values() if other is not seen]
             is_behind = bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
@@ -232,7 +233,8 @@ class Uplink:
             if stream not in near and (is_slow or (seen.is_lossy and not is_full)):
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
             elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):
-                self._takes[stream] = max(self._takes[stream], BACK * seen.rate)
+                is_alone = len(known) == 1 and not seen.is_lossy
+                self._takes[stream] = max(self._takes[stream], BACK * (self._takes[stream] if is_alone else seen.rate))
 
     @property
     def _budget(self) -> float:
