@@ -94,11 +94,15 @@ class _Seen:
     """While it had more to send: what it waits for is no answer, and no message of its own."""
     moved: int = 0
     allowed: float = 0.0
+    silent_s: float = 0.0
+    """Since it began to send; negative infinity once something of that was acknowledged: its way takes as long."""
 
     def looked(self, tcp: Tcp, after_s: float) -> int:
         """Bytes that have come through since."""
         moved = max(0, tcp.acknowledged_bytes - self.tcp.acknowledged_bytes)
-        if self.tcp.unsent_bytes and tcp.unsent_bytes:
+        is_heard = not 0.0 <= self.silent_s <= KNOWN_S
+        self.silent_s = -math.inf if moved else self.silent_s + after_s
+        if self.tcp.unsent_bytes and tcp.unsent_bytes and is_heard:
             self.more_s += after_s
             self.moved += moved
             self.allowed += self.pace * after_s
@@ -108,7 +112,7 @@ class _Seen:
         return moved
 
     def of_next_window(self) -> "_Seen":
-        return _Seen(self.tcp, self.pace)
+        return _Seen(self.tcp, self.pace, silent_s=self.silent_s)
 
     @property
     def is_known(self) -> bool:
@@ -157,7 +161,8 @@ class Uplink:
             return
         self._sending.add(stream)
         tcp = stream.tcp
-        self._seen.setdefault(stream, _Seen(tcp)).tcp = tcp
+        seen = self._seen.setdefault(stream, _Seen(tcp))
+        seen.tcp, seen.silent_s = tcp, 0.0
         self._share()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -229,12 +234,14 @@ class Uplink:
         for stream, seen in known.items():
             rates = [other.rate for other in whole or known.values() if other is not seen]
             is_behind = bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
-            is_slow = has_room and is_behind and (stream in self._takes or seen.moved < BEHIND * seen.allowed)
+            loses_alone = seen.is_lossy and bool(whole) and not any(other.is_lossy for other in whole)
+            may_be_slow = stream in self._takes or seen.moved < BEHIND * seen.allowed
+            is_slow = is_behind and may_be_slow and (has_room or loses_alone)
             if stream not in near and (is_slow or (seen.is_lossy and not is_full)):
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
             elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):
                 is_alone = len(known) == 1 and not seen.is_lossy
-                self._takes[stream] = max(self._takes[stream], BACK * (self._takes[stream] if is_alone else seen.rate))
+                self._takes[stream] = max(self._takes[stream], BACK * (seen.pace if is_alone else seen.rate))
 
     @property
     def _budget(self) -> float:

@@ -49,6 +49,7 @@ class FakeStream:
     """A connection whose other end takes at most so many bytes a second, of which TCP tries a few more."""
 
     takes: float = math.inf
+    tries: float = 1.2
     paced: float = math.inf
     waiting: float = 0.0
     sent: float = 0.0
@@ -88,7 +89,7 @@ async def carry(
                 stream.waiting, stream.flown_s = message_bytes, 0.0
                 uplink.sends(stream)
         wanted = [
-            min(stream.waiting - stream.flight_bytes, min(stream.paced, 1.2 * stream.takes, line) * step_s)
+            min(stream.waiting - stream.flight_bytes, min(stream.paced, stream.tries * stream.takes, line) * step_s)
             for stream in streams
         ]
         share = min(1.0, line * step_s / sum(wanted)) if sum(wanted) else 1.0
@@ -170,6 +171,39 @@ def test_what_a_slow_line_elsewhere_loses_makes_nobody_else_slower_nor_what_it_d
         await carry(uplink, [slow], LINE, 2 * KEPT_WINDOWS * WINDOW_S)
         await carry(uplink, [fast, slow], LINE, 20 * WINDOW_S)
         assert await carry(uplink, [fast, slow], LINE, WINDOW_S) >= 0.9 * LINE
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("took", [0.0, 0.01, 0.1])
+def test_who_was_slow_in_company_and_is_alone_now_has_the_line_within_seconds(took: float) -> None:
+    """It was held at a sixteenth for as long as it was."""
+
+    async def main() -> None:
+        uplink, late, others = Uplink(), FakeStream(), [FakeStream() for _ in range(7)]
+        await carry(uplink, [late, *others], LINE, 4 * WINDOW_S)
+        late.takes = took * LINE
+        await carry(uplink, [late, *others], LINE, 4 * WINDOW_S)
+        late.takes = math.inf
+        for stream in others:
+            stream.waiting = 0.0
+        await carry(uplink, [late], LINE, windows_s(16 / MOST_PACE) / 2)
+        assert await carry(uplink, [late], LINE, WINDOW_S) >= 0.95 * LINE
+
+    run_virtually(main)
+
+
+def test_who_alone_loses_packets_is_slow_though_the_line_is_filled() -> None:
+    """TCP's beginning tries nearly three times as much as comes through."""
+
+    async def main() -> None:
+        uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream(takes=LINE / 10, tries=1.8)
+        await carry(uplink, fast, LINE, 4 * WINDOW_S, is_deep=True)
+        await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S)
+        for stream in (*fast, slow):
+            stream.lost = stream.sent = 0.0
+        await carry(uplink, [*fast, slow], LINE, 10 * WINDOW_S)
+        assert slow.lost <= 0.05 * sum(stream.sent for stream in (*fast, slow))
 
     run_virtually(main)
 
