@@ -17,6 +17,7 @@ such would keep an uplink that carries no more nearly idle. Nor does one that ha
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
@@ -93,6 +94,9 @@ HANGS_S = 10.0
 """A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
+MOMENT_S = 0.1
+"""Between two messages of a line that is busy: one lane, whose next message goes to somebody else, is never so for
+long, and an uplink that was slow for a moment would have that one for good."""
 
 
 @dataclass
@@ -110,14 +114,18 @@ class Meter:
     _moved_before: int = 0
     _last_rate: float = 0.0
     _busy_since: float = 0.0
+    _ended_at: float = -math.inf
+    """When its last message did."""
     _sent_bytes: int = 0
     """Since it is busy, or was measured."""
 
     def begin(self, now: float) -> None:
         """One message more."""
         if not self.busy:
-            self._busy_since, self._sent_bytes, self.is_known = now, 0, False
-            self._moved_before = self.moved() if self.moved is not None else 0
+            self.is_known = False
+            if now > self._ended_at + MOMENT_S:
+                self._busy_since, self._sent_bytes = now, 0
+                self._moved_before = self.moved() if self.moved is not None else 0
         self.busy += 1
 
     def gone(self, num_bytes: int, now: float) -> None:
@@ -134,7 +142,9 @@ class Meter:
         """One message less."""
         self.busy -= 1
         if not self.busy:
-            self._measure(now)
+            self._ended_at = now
+            if self._measure(now):
+                self._busy_since, self._sent_bytes = now, 0
 
     def hangs(self, now: float) -> None:
         """One message less that nothing was heard of: the time that it took tells nothing of the line."""
@@ -142,10 +152,11 @@ class Meter:
         self._busy_since, self._sent_bytes = now, 0
         self._moved_before = self.moved() if self.moved is not None else 0
 
-    def _measure(self, now: float) -> None:
-        """It has nothing to send any more, or has sent for long."""
+    def _measure(self, now: float) -> bool:
+        """It has nothing to send any more, or has sent for long; whether that tells how fast it is."""
         is_long = now >= self._busy_since + LOOK_AFTER_S
-        if (self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes)) and now > self._busy_since:
+        is_enough = self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes > 0)
+        if is_enough and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
             before = rate if self.bytes_per_s is None else self.bytes_per_s
             # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
@@ -154,6 +165,8 @@ class Meter:
             if twice > ANOTHER_LINE * before:
                 self.bytes_per_s = twice
             self.is_known = True
+            return True
+        return False
 
 
 class Turns:

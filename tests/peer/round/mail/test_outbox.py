@@ -12,6 +12,7 @@ from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.mail.outbox import (
     LEAST_SHARE,
+    MOMENT_S,
     SHORTEST_BYTES,
     UNSURE_BYTES,
     Meter,
@@ -582,6 +583,23 @@ def test_a_line_that_was_fast_is_not_given_long_messages_before_it_is_known_to_b
         await wire.finished()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("pause_s", "is_known"), [(0.0, True), (MOMENT_S / 2, True), (5 * MOMENT_S, False)])
+def test_one_lane_that_turns_from_one_to_the_next_is_measured_as_if_it_had_never_ended(
+    pause_s: float, is_known: bool
+) -> None:
+    """An uplink that was slow for a moment had one lane for whole rounds: no message of it takes a second."""
+    now, moved = 100.0, 0
+    meter = Meter(moved=lambda: moved)
+    meter.bytes_per_s = 19_000.0
+    for _ in range(60):
+        meter.begin(now)
+        now, moved = now + 0.2, moved + (24 << 10)
+        meter.gone(24 << 10, now)
+        meter.end(now)
+        now += pause_s
+    assert meter.bytes_per_s == (pytest.approx((24 << 10) / (0.2 + pause_s), rel=0.1) if is_known else 19_000.0)
 
 
 def test_a_line_that_has_become_slow_is_known_at_once() -> None:
