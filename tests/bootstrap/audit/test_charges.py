@@ -104,6 +104,16 @@ def juries(court: Court, accusation: Accusation) -> Quarantine:  # noqa: F811
     return Quarantine(*accusation.facts, votes)
 
 
+def untrue_case(court: Court) -> tuple[bytes, Charge, PeerId]:  # noqa: F811
+    """Before an open court with its first anchor: a case, what is charged in it, and by whom."""
+    court.open()
+    court.justice._charges.was_anchored(STAGE, 0)
+    body = court.past.untrue(2)
+    charge = charge_of(Evidence.from_bytes(body, max_bytes=1 << 26))
+    assert charge is not None
+    return body, charge, court.past.auditor.peer_id
+
+
 def test_a_lapsed_charge_strikes_its_bringers_and_lets_the_accused_in_again(court: Court) -> None:  # noqa: F811
     async def play() -> None:
         court.open()
@@ -140,12 +150,8 @@ def test_a_charge_that_a_round_bears_after_the_verdict_on_anothers_lapses_not(co
     """Whoever brings the same liar's case second has it waved through: an honest accuser was struck for it."""
 
     async def play() -> None:
-        court.open()
-        body, auditor = court.past.untrue(2), court.past.auditor.peer_id
-        charge = charge_of(Evidence.from_bytes(body, max_bytes=1 << 26))
-        assert charge is not None
+        _, charge, auditor = untrue_case(court)
         justice = court.justice
-        justice._charges.was_anchored(STAGE, 0)
         for is_out in (False, True):
             if is_out:
                 justice.bans[charge.accused] = cast(Any, None)
@@ -159,12 +165,8 @@ def test_a_charge_that_a_round_bears_after_the_verdict_on_anothers_lapses_not(co
 
 def test_charges_outlive_the_host_and_are_over_with_the_verdict(court: Court) -> None:  # noqa: F811
     async def play() -> None:
-        court.open()
-        body, auditor = court.past.untrue(2), court.past.auditor.peer_id
-        charge = charge_of(Evidence.from_bytes(body, max_bytes=1 << 26))
-        assert charge is not None
+        body, charge, auditor = untrue_case(court)
         assert charge.accused == court.past.target.peer_id
-        court.justice._charges.was_anchored(STAGE, 0)
         court.justice.certified(result(2, charge, auditor))
         court.ledger.close()
         court.network = MemoryNetwork(random.Random(0))
