@@ -56,8 +56,7 @@ class RoundMail:
         way: OnItsWay | None = None,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
-        it did not take it. `way` is told before its bytes go, and when they
-        are there, each time.
+        it did not take it. `way` is told before its bytes go, and when they are there, each time.
 
         Bodies of which it is not known whether they came are asked after before they are sent again.
         """

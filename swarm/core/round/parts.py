@@ -97,12 +97,13 @@ class RoundParts:
         same = {made.peer_id for made in roster.contributions if before.get(made.peer_id) == made}
         for peers in self.received.values():
             peers &= same
-        # Whose nonsense a part says that it does without may be out as a whole: no result could name that part.
-        for slot, made in list(self.aggregated.items()):
-            if not (set(made.contributors) <= same and is_of(made, roster)):
-                del self.aggregated[slot]
-        fit = {part for part, made in self.reduced.items() if set(made.contributors) <= same and is_of(made, roster)}
-        self.reduced = {part: made for part, made in self.reduced.items() if part in fit or made.is_empty}
+
+        def stays(made: ReducedPart) -> bool:
+            """Whose nonsense it says that it does without may be out as a whole: no result could name it then."""
+            return set(made.contributors) <= same and is_of(made, roster)
+
+        self.aggregated = {slot: made for slot, made in self.aggregated.items() if stays(made)}
+        self.reduced = {part: made for part, made in self.reduced.items() if made.is_empty or stays(made)}
         fits = {slot for slot, (_, made) in self.shares.items() if is_of(made, roster)}
         self.shares = {slot: held for slot, held in self.shares.items() if slot in fits}
         self.announced.clear()
