@@ -124,8 +124,7 @@ class Meter:
         if not self.busy:
             self.is_known = False
             if now > self._ended_at + MOMENT_S:
-                self._busy_since, self._sent_bytes = now, 0
-                self._moved_before = self.moved() if self.moved is not None else 0
+                self._begin_anew(now)
         self.busy += 1
 
     def gone(self, num_bytes: int, now: float) -> None:
@@ -143,17 +142,20 @@ class Meter:
         self.busy -= 1
         if not self.busy:
             self._ended_at = now
-            if self._measure(now):
-                self._busy_since, self._sent_bytes = now, 0
+            self._measure(now)
 
     def hangs(self, now: float) -> None:
         """One message less that nothing was heard of: the time that it took tells nothing of the line."""
         self.busy -= 1
+        self._begin_anew(now)
+
+    def _begin_anew(self, now: float) -> None:
+        """Nothing of before counts."""
         self._busy_since, self._sent_bytes = now, 0
         self._moved_before = self.moved() if self.moved is not None else 0
 
-    def _measure(self, now: float) -> bool:
-        """It has nothing to send any more, or has sent for long; whether that tells how fast it is."""
+    def _measure(self, now: float) -> None:
+        """It has nothing to send any more, or has sent for long. What tells too little is counted with what comes."""
         is_long = now >= self._busy_since + LOOK_AFTER_S
         is_enough = self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes > 0)
         if is_enough and now > self._busy_since:
@@ -165,8 +167,7 @@ class Meter:
             if twice > ANOTHER_LINE * before:
                 self.bytes_per_s = twice
             self.is_known = True
-            return True
-        return False
+            self._busy_since, self._sent_bytes = now, 0
 
 
 class Turns:
