@@ -3,6 +3,9 @@
 The accuser commits to its charge in a contribution; once that is certified the jurors are drawn (`jury_of`). Each
 replays the case on the weights that it has itself. If enough find fraud the accused is shut out, until the run key
 speaks. Each who did sees to it that it can: the case is to come before the host, whoever brings it.
+
+A case is as large as a contribution, and goes to each juror over the accuser's line: none is asked while the host,
+whom it reaches first, is there to judge it.
 """
 
 import asyncio
@@ -46,6 +49,8 @@ log = logging.getLogger(__name__)
 
 JURY = "jury"
 """To a juror: {charge, committed_at, said}, body: the evidence without a past -> {vote}."""
+HOST_JUDGES_WITHIN = 3
+"""Versions for which the host is left to judge a charge by itself, while it speaks of the stage's versions."""
 KEPT_VOTES = 64
 BRINGS_AFTER = 3
 """Versions that a juror waits for those before it, and for the accuser, to bring a case before the host."""
@@ -162,7 +167,8 @@ class Jury:
         finally:
             self._charges.drop(charge)
         step = result.roster.step
-        if self._standing.is_out(accusation.peer_id):  # by another's case, while this one waited for its round
+        await self._left_to_host(accusation.peer_id, step)
+        if self._standing.is_out(accusation.peer_id):  # by the host, or by another's case meanwhile
             return
         drawn = await self._summoned(accusation, step)
         if drawn is None:
@@ -175,6 +181,16 @@ class Jury:
         self._take(made, steps.context.me)
         members = {*steps.chain.members, *result.roster.members_after} - {steps.context.me}
         await self._tell(made, {*members, self._host})
+
+    async def _left_to_host(self, accused: PeerId, step: Step) -> None:
+        """Until the accused is out, or the host had its time; or is silent: then that is a version, not all of them."""
+        steps = self._steps
+        made = int(step) + 1
+        for version in range(made + 1, made + 1 + HOST_JUDGES_WITHIN):
+            is_there = await steps.wait_for_version(Version(version), timeout_s=steps.context.settings.deadlines.step_s)
+            is_spoken_of = self._beacon.said.num_versions >= version - 1
+            if not is_there or not is_spoken_of or self._standing.is_out(accused):
+                return
 
     async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
         steps = self._steps

@@ -1,7 +1,7 @@
 """A jury's votes: who is drawn, what counts in its own stage, and how the other stages hear of it."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,9 +22,11 @@ from swarm.core.round.contribution import Charge, Result, Roster
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from swarm.manifest.signed_run import SignedRun
+from swarm.network.transport import Message
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
-from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of
+from verification.audit.verdicts import Accusation, Ban, DrawnJury, JurorVote, Quarantine, jury_of
+from verification.kinds.mismatch import Mismatch
 
 RUN_ID = "ab" * 32
 RUN_KEY = Identity.from_seed(b"k" * 32)
@@ -80,6 +82,13 @@ def found(*grades: Grade, jurors: tuple[PeerId, ...] = DRAWN) -> Quarantine:
 GUILTY = found(Grade.FRAUD, Grade.HONEST, Grade.FRAUD, Grade.FRAUD)
 
 
+class CertifiedAtOnce(Charges):
+    def bring(self, charge: Charge) -> asyncio.Future[Result]:
+        bringing = super().bring(charge)
+        self.certified(charge, certified(charge))
+        return bringing
+
+
 async def nothing_is_brought(case: object) -> None:
     """These jurors convict nobody."""
 
@@ -91,6 +100,9 @@ def jury(
     charges: Charges | None = None,
     spoken: int = 40,
     members: tuple[PeerId, ...] = MEMBERS,
+    me: PeerId = MEMBERS[-1],
+    wait_for_version: Callable[..., Awaitable[bool]] | None = None,
+    call: Callable[..., Awaitable[Message]] | None = None,
 ) -> tuple[Jury, list[Coroutine[Any, Any, None]]]:
     """Of a peer of that stage, where the host has spoken of so many versions, and what it began to do."""
     begun: list[Coroutine[Any, Any, None]] = []
@@ -100,12 +112,14 @@ def jury(
     )
     context = SimpleNamespace(
         run_id=RUN_ID,
-        me=MEMBERS[-1],
+        me=me,
         results={33: (certified(COMMITTED), []), 34: (certified(), [])},
         tasks=SimpleNamespace(spawn=begun.append),
         events=Events(),
+        settings=SimpleNamespace(deadlines=SimpleNamespace(step_s=1.0)),
+        transport=SimpleNamespace(call=call),
     )
-    steps = SimpleNamespace(chain=chain, context=context, version=40)
+    steps = SimpleNamespace(chain=chain, context=context, version=40, wait_for_version=wait_for_version)
     beacon = StageBeacon(cast(StageSteps, steps), cast(Any, None), cast(Any, None), RUN_KEY.peer_id)
     beacon.hear(said_by(HOST_CHAIN, spoken))
     bases = RecentBases(after(members), kept=4)
@@ -223,3 +237,55 @@ def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
         assert waiting.result() is result
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("spoken", "banned_at", "waited", "asks"),
+    [
+        (40, 36, [35, 36], False),
+        (40, None, [35, 36, 37], True),
+        (33, None, [35], True),
+        (35, None, [35, 36, 37], True),
+    ],
+    ids=["the host judges", "it takes too long", "it has not spoken of the round", "it falls silent after that"],
+)
+def test_jurors_are_asked_once_the_host_had_its_time(
+    spoken: int, banned_at: int | None, waited: list[int], asks: bool
+) -> None:
+    """The charge is certified in step 33, which makes version 34."""
+    seen: list[int] = []
+    asked: set[PeerId] = set()
+
+    async def wait_for_version(version: int, *, timeout_s: float) -> bool:
+        seen.append(version)
+        if version == banned_at:
+            accuser._standing.take(Ban(*CHARGE.facts))
+        return True
+
+    async def call(juror: PeerId, *_: object, **limits: float) -> Message:
+        asked.add(juror)
+        raise RemoteError("verdict", "this juror judges nothing", juror)
+
+    accuser, _ = jury(
+        1, charges=CertifiedAtOnce(), spoken=spoken, me=ACCUSER, wait_for_version=wait_for_version, call=call
+    )
+    light = SimpleNamespace(
+        run_id=RUN_ID,
+        accused=ACCUSED,
+        stage=CHARGE.stage,
+        version=CHARGE.version,
+        kind=CHARGE.kind,
+        digest=lambda: CHARGE.evidence_digest,
+        to_bytes=lambda: b"a case",
+    )
+    case = SimpleNamespace(accused=ACCUSED, without_past=lambda: SimpleNamespace(to_evidence=lambda run: light))
+
+    async def accuse() -> None:
+        if not asks:
+            return await accuser.prosecute(cast(Mismatch, case))
+        with pytest.raises(RemoteError, match="votes"):
+            await accuser.prosecute(cast(Mismatch, case))
+
+    asyncio.run(accuse())
+    assert seen == waited
+    assert asked == (set(DRAWN) if asks else set())
