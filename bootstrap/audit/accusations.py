@@ -129,6 +129,8 @@ class IncomingEvidence:
         if held is None or (held.digest, held.size) != (piece.digest, piece.size):
             if piece.at:
                 return Taken(0)
+            if len(body) == piece.size:
+                return Taken(piece.size, await self._whole(sender, body, is_member))
             held = self._begun(sender, piece, is_member)
         async with held.writing:
             if piece.at != held.have or self._coming.get(sender) is not held:
@@ -153,6 +155,19 @@ class IncomingEvidence:
                 return Taken(held.have)
             del self._coming[sender]
             return Taken(held.size, held.path)
+
+    async def _whole(self, sender: PeerId, body: Bytes, is_member: bool) -> Path:
+        """The file of evidence that came at once: nothing that comes in pieces gives way to it. Raises TransientError
+        while there is no room."""
+        path = self._file_of(sender, len(body), is_member)
+        try:
+            await asyncio.to_thread(write_in, path, 0, body, is_last=True)
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise TransientError(f"the evidence cannot be written down: {error}") from error
+            raise
+        return path
 
     async def _write(self, held: _Coming, sender: PeerId, body: memoryview) -> None:
         """As much of it as is taken now: what a gap is in depends on what comes before.
@@ -228,17 +243,22 @@ class IncomingEvidence:
         self.drop(sender)
         now = time.monotonic()
         self._make_room(is_member, now)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not self._fits(piece.size) and is_member:
-            for stranger in self._strangers():  # what they say is to come need never come
-                self.drop(stranger)
-        if not self._fits(piece.size):
-            raise TransientError(f"no room on disk for evidence of {piece.size} bytes")
-        path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
-        path.touch(mode=0o600)
+        path = self._file_of(sender, piece.size, is_member)
         made = _Coming(path, piece.accused, piece.digest, piece.size, is_member, now, now)
         self._coming[sender] = made
         return made
+
+    def _file_of(self, sender: PeerId, size: int, is_member: bool) -> Path:
+        """An empty one. Raises TransientError where the disk has no room for so much."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not self._fits(size) and is_member:
+            for stranger in self._strangers():  # what they say is to come need never come
+                self.drop(stranger)
+        if not self._fits(size):
+            raise TransientError(f"no room on disk for evidence of {size} bytes")
+        path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
+        path.touch(mode=0o600)
+        return path
 
     def _make_room(self, is_member: bool, now: float) -> None:
         """For one more. Raises TransientError where nobody gives way."""

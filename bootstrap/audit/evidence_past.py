@@ -26,16 +26,13 @@ from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, expected_
 from swarm.disk.placed_bytes import write_at
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import MAX_BLOBS, Bytes, EvidenceHead
-from verification.kinds.bias import Bias
-from verification.kinds.mismatch import MISMATCHES
+from verification.kinds.bias import WITH_A_STATE
 from verification.replay.evidence_file import MAX_BYTES_PER_VALUE
 from verification.state.anchor import Anchor
 from verification.state.past import MAX_RESULTS, Past
 
 log = logging.getLogger(__name__)
 
-WITH_A_STATE = (*MISMATCHES, Bias.KIND)
-"""Kinds of evidence that hold a whole one."""
 FLOOR_S = 60.0
 """Beside what the bytes take on the slowest line: so long others are waited for before the accuser brings them."""
 MOST_BYTES = {CHUNK: CHUNK_BYTES, PART_BYTES: MAX_BYTES_PER_VALUE * LARGEST_PART_VALUES}

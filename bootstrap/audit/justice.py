@@ -74,8 +74,8 @@ from verification.audit.verdicts import (
     Quarantine,
     jury_of,
 )
-from verification.kinds.bias import Bias
-from verification.kinds.mismatch import MISMATCHES, charge_of
+from verification.kinds.bias import WITH_A_STATE, Bias
+from verification.kinds.mismatch import charge_of
 from verification.kinds.step_fraud import StepFraud
 from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
@@ -88,7 +88,7 @@ log = logging.getLogger(__name__)
 KEPT_ANCHORS = 6
 MAX_WAITING, MAX_OF_STRANGERS = 32, 8
 """Accusations on disk that are not judged yet, one of an accuser; whoever brings one more is asked to come again."""
-WITH_A_PAST = (*MISMATCHES, Bias.KIND, StepFraud.KIND)
+WITH_A_PAST = (*WITH_A_STATE, StepFraud.KIND)
 """Kinds of evidence that rest on one, which names the amendments that it is under."""
 MAX_PLEADING = 8
 """Accused who are asked at a time to do their work again."""

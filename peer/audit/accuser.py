@@ -20,6 +20,7 @@ from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPi
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
+from verification.kinds.bias import WITH_A_STATE
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.mismatch import Mismatch
 
@@ -116,17 +117,20 @@ class Accuser:
         """Have it judged, and go on with audits of the peer meanwhile. Raises as `accuse`."""
         evidence = await asyncio.to_thread(case.to_evidence, self.signed_run)
         digest = await asyncio.to_thread(evidence.digest)
-        await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
+        chunks = [memoryview(chunk).cast("B") for chunk in evidence.chunks()]
+        # The host takes such a head by itself: it may have the accused's stage send what comes next.
+        alone = len(chunks[0]) if evidence.kind in WITH_A_STATE else 0
+        await self._bring(evidence.accused, digest, chunks, alone)
 
-    async def _bring(self, accused: PeerId, digest: bytes, chunks: Sequence[memoryview]) -> None:
-        """Evidence, a piece at a time: what is larger than one piece by itself. Raises TransientError, RemoteError."""
+    async def _bring(self, accused: PeerId, digest: bytes, chunks: Sequence[memoryview], alone: int) -> None:
+        """Evidence, a piece at a time, its first `alone` bytes by themselves; one after the other what is larger than a
+        piece. Raises TransientError, RemoteError."""
         starts = list(accumulate(map(len, chunks), initial=0))
         size, at, tries, restarts = starts[-1], 0, 0, 0
         waits_until = time.monotonic() + shared_longest_s(size, floor_s=PIECE_S)
-        head_end = starts[1]  # the host takes that by itself: it may have the accused's stage send what comes next
         async with self._bringing if size > MAX_ACCUSATION_PIECE_BYTES else contextlib.nullcontext():
             while at < size:
-                end = min(head_end if at < head_end else size, at + MAX_ACCUSATION_PIECE_BYTES)
+                end = min(alone if at < alone else size, at + MAX_ACCUSATION_PIECE_BYTES)
                 piece = Message(AccusationPiece(accused, digest, size, at).to_value(), _cut(chunks, starts, at, end))
                 tries, again_s = tries + 1, 0.0
                 try:

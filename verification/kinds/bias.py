@@ -7,6 +7,7 @@ It may be within every bound by itself: the run key adds its own sketch of it to
 from typing import ClassVar
 
 from verification.audit.evidence import Kind
+from verification.kinds.mismatch import MISMATCHES
 from verification.kinds.replay_mismatch import ReplayMismatch
 
 
@@ -19,3 +20,7 @@ class Bias(ReplayMismatch):
     def of(cls, case: ReplayMismatch) -> "Bias":
         """The same contribution."""
         return cls(**vars(case))
+
+
+WITH_A_STATE = (*MISMATCHES, Bias.KIND)
+"""Kinds of evidence that hold a stage's whole state."""

@@ -3,9 +3,10 @@
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -21,7 +22,7 @@ from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of
 from tests.verification.exhibits import small_settings
-from verification.audit.evidence import Evidence, head_end
+from verification.audit.evidence import Evidence, Kind, head_end
 from verification.replay.evidence_file import largest_evidence_bytes
 
 PIECE = 1000
@@ -40,22 +41,27 @@ def piece(at: int, *, size: int = len(BODY), digest: int = 0) -> AccusationPiece
     return AccusationPiece(ACCUSED, bytes([digest]) * 32, size, at)
 
 
+@dataclass(frozen=True)
 class Case:
     """Evidence of many blobs, some of them empty."""
 
-    accused = ACCUSED
+    kind: Kind = "replay_mismatch"
+    sizes: tuple[int, ...] = (1, 0, 2 * PIECE, 17, 0, PIECE, 3)
+    accused: ClassVar[PeerId] = ACCUSED
 
     def to_evidence(self, run: SignedRun) -> Evidence:
-        blobs = tuple(random.Random(size).randbytes(size) for size in (1, 0, 2 * PIECE, 17, 0, PIECE, 3))
+        blobs = tuple(random.Random(size).randbytes(size) for size in self.sizes)
         return Evidence(
-            kind="data_fraud", accused=ACCUSED, stage=cast(Any, 0), version=cast(Any, 3), run=run, facts={}, blobs=blobs
+            kind=self.kind, accused=ACCUSED, stage=cast(Any, 0), version=cast(Any, 3), run=run, facts={}, blobs=blobs
         )
 
 
 RUN = SignedRun(b"settings", PeerId("key"), signature=bytes(64))
 
 
-def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEvidence]) -> tuple[list[bytes], list[int]]:
+def brought(
+    folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEvidence], *, case: Case = Case()
+) -> tuple[list[bytes], list[int]]:
     """What comes of an accusation whose calls meet `lose`, before each of them; and where its pieces began."""
 
     async def main() -> tuple[list[bytes], list[int]]:
@@ -73,7 +79,7 @@ def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEviden
             return Message({"next": taken.next, "again_s": taken.again_s})
 
         host.serve(ACCUSE, on_accuse, max_body_bytes=PIECE)
-        await Accuser(accuser, host.peer_id, RUN).accuse(cast(Any, Case()))
+        await Accuser(accuser, host.peer_id, RUN).accuse(case)
         return whole, asked
 
     return asyncio.run(main())
@@ -186,6 +192,27 @@ def test_of_an_accuser_one_file_is_under_way_and_who_stops_gives_way(
     asyncio.run(main())
 
 
+def test_what_comes_at_once_disturbs_nothing_that_comes_in_pieces(tmp_path: Path) -> None:
+    """Whoever signs two things makes its accuser bring both; what that was bringing before goes on."""
+    small = Case("equivocation", (3,))
+    whole, asked = brought(tmp_path / "small", lambda number, incoming: incoming, case=small)
+    assert (whole, asked) == ([small.to_evidence(RUN).to_bytes()], [0])
+
+    async def main() -> None:
+        incoming = incoming_in(tmp_path / "coming", LARGEST)
+        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE], is_member=True) == Taken(PIECE)
+        for _ in range(2):
+            other = piece(0, size=PIECE, digest=1)
+            at, path, _ = await incoming.take(SENDERS[0], other, BODY[-PIECE:], is_member=True)
+            assert path is not None
+            assert (at, path.read_bytes()) == (PIECE, BODY[-PIECE:])
+        at, path, _ = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:], is_member=True)
+        assert path is not None
+        assert (at, path.read_bytes()) == (LARGEST, BODY)
+
+    asyncio.run(main())
+
+
 def test_evidence_may_be_as_large_as_the_run_makes_it() -> None:
     small = largest_evidence_bytes(small_settings())
     assert 64 << 20 < small < 128 << 20
@@ -204,7 +231,7 @@ def test_keys_that_let_evidence_drip_keep_no_member_from_bringing_its_case(
         for sender in SENDERS[:MAX_OF_STRANGERS]:
             await incoming.take(sender, huge, b"x", is_member=False)
         with pytest.raises(TransientError, match="are being brought already"):
-            await incoming.take(SENDERS[MAX_OF_STRANGERS], piece(0), BODY, is_member=False)
+            await incoming.take(SENDERS[MAX_OF_STRANGERS], piece(0), BODY[:PIECE], is_member=False)
         large = await incoming.take(SENDERS[-1], piece(0, size=free // 3), BODY[:PIECE], is_member=True)
         assert large == Taken(PIECE)
 
