@@ -48,6 +48,10 @@ BEHIND = 0.5
 MORE_THAN_TAKEN, LEAST_SHARE, BACK = 1.25, 1 / 16, 2.0
 """May who takes less than its share, and a sixteenth of that at least; if it takes all of it, so many times as much: it
 may have hung."""
+NARROW, MORE_AGAIN = 1 / 4, 0.1
+"""Who takes less than so much of what others do, and loses packets, has a line that carries no more: it may send what
+it takes, and a tenth more after a window without losses, two tenths after the next, then four, up to `BACK`. Sent
+`MORE_THAN_TAKEN` all the time it would lose a fifth of that for good."""
 KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
 SLOW_BYTES_PER_S = 1e6
@@ -143,6 +147,8 @@ class Uplink:
         """Who had, in this window."""
         self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
         """Bytes a second that may be sent to who takes less than its share."""
+        self._since_lost: WeakKeyDictionary[PacedStream, int] = WeakKeyDictionary()
+        """Windows without losses, of who has a narrow line."""
         self._busy_s, self._moved = 0.0, 0
         """Of this window."""
         self._pace = MOST_PACE
@@ -213,6 +219,7 @@ class Uplink:
         equal = self._budget / max(1, len(self._sending))
         for stream in [stream for stream, takes in self._takes.items() if takes >= equal]:
             del self._takes[stream]
+            self._since_lost.pop(stream, None)
         self._seen = {stream: self._seen[stream].of_next_window() for stream in self._sending}
         self._busy_s, self._moved = 0.0, 0
 
@@ -233,15 +240,30 @@ class Uplink:
         has_room = (bool(whole) and not is_filled) or not is_full
         for stream, seen in known.items():
             rates = [other.rate for other in whole or known.values() if other is not seen]
-            is_behind = bool(rates) and seen.rate < BEHIND * sum(rates) / len(rates)
+            usual = sum(rates) / len(rates) if rates else 0.0
             loses_alone = seen.is_lossy and bool(whole) and not any(other.is_lossy for other in whole)
             may_be_slow = stream in self._takes or seen.moved < BEHIND * seen.allowed
-            is_slow = is_behind and may_be_slow and (has_room or loses_alone)
-            if stream not in near and (is_slow or (seen.is_lossy and not is_full)):
+            is_slow = seen.rate < BEHIND * usual and may_be_slow and (has_room or loses_alone)
+            takes_less = stream not in near and (is_slow or (seen.is_lossy and not is_full))
+            is_narrow = seen.rate < NARROW * usual
+            if not is_narrow:
+                self._since_lost.pop(stream, None)
+            if is_narrow and seen.is_lossy and (takes_less or stream in self._since_lost):
+                self._takes[stream], self._since_lost[stream] = seen.rate, 0
+            elif takes_less:
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
             elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):
                 is_alone = len(known) == 1 and not seen.is_lossy
-                self._takes[stream] = max(self._takes[stream], BACK * (seen.pace if is_alone else seen.rate))
+                more = self._back(stream) * (seen.pace if is_alone else seen.rate)
+                self._takes[stream] = max(self._takes[stream], more)
+
+    def _back(self, stream: PacedStream) -> float:
+        """So many times what it takes it may send now."""
+        windows = self._since_lost.get(stream)
+        if windows is None:
+            return BACK
+        self._since_lost[stream] = windows + 1
+        return float(min(BACK, 1 + MORE_AGAIN * 2**windows))
 
     @property
     def _budget(self) -> float:

@@ -208,6 +208,25 @@ def test_who_alone_loses_packets_is_slow_though_the_line_is_filled() -> None:
     run_virtually(main)
 
 
+@pytest.mark.parametrize("tries", [1.2, 3.0])
+def test_a_line_of_a_tenth_is_sent_little_more_than_it_takes_until_it_takes_more(tries: float) -> None:
+    """Of 1.25 times what it takes it would lose a fifth, all the time."""
+
+    async def main() -> None:
+        uplink, others = Uplink(), [FakeStream() for _ in range(2)]
+        slow = FakeStream(takes=LINE / 10, tries=tries)
+        await carry(uplink, [*others, slow], LINE, 30.0)
+        slow.sent = slow.lost = slow.came = 0.0
+        assert await carry(uplink, [*others, slow], LINE, 120.0) > 0.95 * LINE
+        assert slow.lost < 0.07 * slow.sent
+        assert slow.came > 0.9 * 120.0 * slow.takes
+        slow.takes = math.inf
+        await carry(uplink, [*others, slow], LINE, 10 * WINDOW_S)
+        assert slow.paced == others[0].paced, "it takes as much as others"
+
+    run_virtually(main)
+
+
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_many_slow_ones_leave_the_line_to_one_that_is_not_and_keep_little_alone(is_deep: bool) -> None:
     async def main() -> None:
