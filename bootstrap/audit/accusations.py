@@ -35,8 +35,9 @@ LEFT_FREE_BYTES = 1 << 30
 """Of the disk."""
 HELPED_EVERY = 16
 """Versions of a stage: so often its members send a past for one accuser, true or not."""
-COME_AGAIN_S = 2.0
-"""While the rest is fetched: its closing digest, the last that is taken, is asked for as often."""
+WAITED_S, COME_AGAIN_S = 2.0, 0.1
+"""While the rest is fetched: whoever brings the closing digest, the last that is taken, is answered after so long, and
+is to come again so soon. Of a small stage all is there within one answer."""
 
 
 class Taken(NamedTuple):
@@ -136,7 +137,7 @@ class IncomingEvidence:
             if piece.at != held.have or self._coming.get(sender) is not held:
                 return Taken(held.have)
             held.touched_at = time.monotonic()
-            if held.is_to_be_filled and not self._is_filled(held):
+            if held.is_to_be_filled and not await self._is_filled(held):
                 return Taken(held.have, again_s=COME_AGAIN_S if held.gap is not None else 0.0)
             try:
                 await self._write(held, sender, memoryview(body).cast("B"))
@@ -150,7 +151,6 @@ class IncomingEvidence:
                 return Taken(0)
             if held.is_to_be_filled:
                 self._begin_to_fill(held, sender)
-                return Taken(held.have, again_s=COME_AGAIN_S)
             if held.have < held.size:
                 return Taken(held.have)
             del self._coming[sender]
@@ -206,11 +206,12 @@ class IncomingEvidence:
         self._helped_at[accuser] = self._now(held.gap.stage)
         held.filling = asyncio.ensure_future(self._past.fill(held.gap, held.path, accuser))
 
-    def _is_filled(self, held: _Coming) -> bool:
-        """Whether what is missing is here; if nobody gives it, the accuser is to bring it after all."""
+    async def _is_filled(self, held: _Coming) -> bool:
+        """Whether what is missing is here, or soon is; if nobody gives it, the accuser is to bring it after all."""
         assert held.gap is not None
         assert held.filling is not None
-        if not held.filling.done():
+        await asyncio.wait({held.filling}, timeout=WAITED_S)
+        if not held.filling.done() or held.filling.cancelled():  # it gave way meanwhile
             return False
         gap, failure, held.gap, held.skipped = held.gap, held.filling.exception(), None, 0
         if failure is None:

@@ -205,7 +205,7 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
     ],
 )
 def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str, compute_dtype: str) -> None:
-    watched, steps = Watched(), 24
+    watched, steps = Watched(), 48
     tables: dict[str, Any] = {
         "run": {"trust": "public"},
         "model": {"stages": 1, "compute_dtype": compute_dtype},
@@ -220,7 +220,7 @@ def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str,
     async def train() -> InProcessSwarm:
         async with swarm_in_process(windows(**tables), tmp_path, peers=(3,), attacks={(0, 2): attack}) as swarm:
             swarm.on_applied.append(watched.applied)
-            await swarm.until(lambda: swarm.has_ended() or bool(banned(swarm)), timeout_s=60.0)
+            await swarm.until(lambda: swarm.has_ended() or bool(banned(swarm)), timeout_s=120.0)
             await swarm.until_version(min(swarm.host.progress.done_versions() + 2, steps), timeout_s=60.0)
             return swarm
 
