@@ -33,7 +33,7 @@ manifest = Manifest.write(
     },
     data={"max_text_mb": 1, "sequence_length": 32},
     batch={"microbatch_size": 4, "target_tokens": 512},
-    optimizer={"learning_rate": 3e-3, "warmup_steps": 2, "total_steps": 16},
+    optimizer={"learning_rate": 3e-3, "warmup_steps": 2, "total_steps": 96},
     checkpoint={"every_steps": 8, "snapshot_every": 8},
 )
 
@@ -53,4 +53,4 @@ with Run(manifest, peers=(1, 1)) as run:
 
 loss = report["held_out_loss"]
 print(f"held-out loss {loss['start']:.3f} -> {loss['end']:.3f} nats a byte after {report['tokens']} tokens")
-print(f"a model of version 8, for AutoModelForCausalLM.from_pretrained: {model}")
+print(f"the model as it was then, for AutoModelForCausalLM.from_pretrained: {model}")
