@@ -11,7 +11,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -140,10 +140,8 @@ class IncomingEvidence:
             if held.is_to_be_filled and not await self._is_filled(held):
                 return Taken(held.have, again_s=COME_AGAIN_S if held.gap is not None else 0.0)
             try:
-                await self._write(held, sender, memoryview(body).cast("B"))
-            except OSError as error:
-                self._drop(sender, held)
-                raise TransientError(f"the evidence cannot be written down: {error}") from error
+                with _writing():
+                    await self._write(held, sender, memoryview(body).cast("B"))
             except (RemoteError, TransientError):
                 self._drop(sender, held)
                 raise
@@ -161,11 +159,10 @@ class IncomingEvidence:
         while there is no room."""
         path = self._file_of(sender, len(body), is_member)
         try:
-            await asyncio.to_thread(write_in, path, 0, body, is_last=True)
-        except BaseException as error:
+            with _writing():
+                await asyncio.to_thread(write_in, path, 0, body, is_last=True)
+        except BaseException:
             path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise TransientError(f"the evidence cannot be written down: {error}") from error
             raise
         return path
 
@@ -287,3 +284,12 @@ class IncomingEvidence:
             held.filling.cancel()
         with contextlib.suppress(OSError):
             held.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Raises TransientError where the disk does not take it."""
+    try:
+        yield
+    except OSError as error:
+        raise TransientError(f"the evidence cannot be written down: {error}") from error

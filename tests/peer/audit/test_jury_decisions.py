@@ -270,13 +270,7 @@ def test_jurors_are_asked_once_the_host_had_its_time(
         1, charges=CertifiedAtOnce(), spoken=spoken, me=ACCUSER, wait_for_version=wait_for_version, call=call
     )
     light = SimpleNamespace(
-        run_id=RUN_ID,
-        accused=ACCUSED,
-        stage=CHARGE.stage,
-        version=CHARGE.version,
-        kind=CHARGE.kind,
-        digest=lambda: CHARGE.evidence_digest,
-        to_bytes=lambda: b"a case",
+        **vars(CHARGE), accused=ACCUSED, digest=lambda: CHARGE.evidence_digest, to_bytes=lambda: b"a case"
     )
     case = SimpleNamespace(accused=ACCUSED, without_past=lambda: SimpleNamespace(to_evidence=lambda run: light))
 
