@@ -89,6 +89,16 @@ class RoundDriver:
         self._parts.serve()
 
     async def _on_round(self, sender: PeerId, request: Message) -> Message:
+        try:
+            return await self._take(sender, request)
+        except EquivocationError as error:
+            self._suspect(error.one, error.other)
+            raise
+        except OffChainError as error:
+            self._context.events.publish(OffChain(error.maker, error.step))
+            raise
+
+    async def _take(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("round message", request.meta)
         self._steps.check_stage(sender, fields.integer("stage"))
         kind, step = fields.text("kind"), Step(fields.integer("step"))
@@ -119,14 +129,7 @@ class RoundDriver:
             promise = fields.maybe("promise", Promise.from_value)
             if contribution is not None and machine.facts.leader_of(view) == self._context.me:
                 await self._look_at(machine, contribution, sender)
-            try:
-                out = machine.on_commit(sender, view, contribution, promise, roster, result, now=time.monotonic())
-            except EquivocationError as error:
-                self._suspect(error.one, error.other)
-                raise
-            except OffChainError as error:
-                self._context.events.publish(OffChain(error.maker, error.step))
-                raise
+            out = machine.on_commit(sender, view, contribution, promise, roster, result, now=time.monotonic())
             self._ropes.came(state, sender, sheets.of_contribution(contribution))
         elif kind == "contribution":
             shown_to_all = Contribution.from_value(fields.message("contribution"))
@@ -196,7 +199,7 @@ class RoundDriver:
         meta = as_map("round message", unpack(found.data, max_bytes=MAX_META_BYTES))
         if meta.get("kind") != kind or "rope" in meta:
             raise RemoteError("malformed", f"a rope of kind {kind[:20]!r} holds something else", sender)
-        reply = await self._on_round(sender, Message(meta))
+        reply = await self._take(sender, Message(meta))
         self._ropes.taken(state, sender, found)
         return reply
 
