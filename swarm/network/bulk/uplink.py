@@ -52,6 +52,8 @@ NARROW, MORE_AGAIN = 1 / 4, 0.1
 """Who takes less than so much of what others do, and loses packets, has a line that carries no more: it may send what
 it takes, and a tenth more after a window without losses, two tenths after the next, then four, up to `BACK`. Sent
 `MORE_THAN_TAKEN` all the time it would lose a fifth of that for good."""
+MANY_WINDOWS = 8
+"""After which there is nothing more to double."""
 KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
 SLOW_BYTES_PER_S = 1e6
@@ -148,7 +150,7 @@ class Uplink:
         self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
         """Bytes a second that may be sent to who takes less than its share."""
         self._since_lost: WeakKeyDictionary[PacedStream, int] = WeakKeyDictionary()
-        """Windows without losses, of who has a narrow line."""
+        """Windows without losses, of who has a narrow line; below zero, those with losses, one after the other."""
         self._busy_s, self._moved = 0.0, 0
         """Of this window."""
         self._pace = MOST_PACE
@@ -246,10 +248,11 @@ class Uplink:
             is_slow = seen.rate < BEHIND * usual and may_be_slow and (has_room or loses_alone)
             takes_less = stream not in near and (is_slow or (seen.is_lossy and not is_full))
             is_narrow = seen.rate < NARROW * usual
-            if not is_narrow:
+            if not is_narrow or self._since_lost.get(stream, 0) < -TRIES_AFTER:  # sending less does not help
                 self._since_lost.pop(stream, None)
             if is_narrow and seen.is_lossy and (takes_less or stream in self._since_lost):
-                self._takes[stream], self._since_lost[stream] = seen.rate, 0
+                self._takes[stream] = seen.rate
+                self._since_lost[stream] = min(0, self._since_lost.get(stream, 0)) - 1
             elif takes_less:
                 self._takes[stream] = MORE_THAN_TAKEN * seen.rate
             elif stream in self._takes and (stream in near or not (is_slow or seen.is_lossy)):
@@ -262,8 +265,8 @@ class Uplink:
         windows = self._since_lost.get(stream)
         if windows is None:
             return BACK
-        self._since_lost[stream] = windows + 1
-        return float(min(BACK, 1 + MORE_AGAIN * 2**windows))
+        self._since_lost[stream] = windows = max(0, windows) + 1
+        return min(BACK, 1 + MORE_AGAIN * 2.0 ** min(windows - 1, MANY_WINDOWS))
 
     @property
     def _budget(self) -> float:

@@ -50,6 +50,8 @@ class FakeStream:
 
     takes: float = math.inf
     tries: float = 1.2
+    loses: float = 0.0
+    """Of what it takes, whatever it is sent."""
     paced: float = math.inf
     waiting: float = 0.0
     sent: float = 0.0
@@ -94,7 +96,7 @@ async def carry(
         ]
         share = min(1.0, line * step_s / sum(wanted)) if sum(wanted) else 1.0
         for stream, sent in zip(streams, wanted, strict=True):
-            came = min(sent * share, stream.takes * step_s)
+            came = min(sent * share, stream.takes * step_s) * (1 - stream.loses)
             stream.sent += sent
             stream.lost += 0.0 if is_deep else sent - came
             stream.waiting -= came
@@ -223,6 +225,35 @@ def test_a_line_of_a_tenth_is_sent_little_more_than_it_takes_until_it_takes_more
         slow.takes = math.inf
         await carry(uplink, [*others, slow], LINE, 10 * WINDOW_S)
         assert slow.paced == others[0].paced, "it takes as much as others"
+
+    run_virtually(main)
+
+
+def test_who_loses_as_much_whatever_it_is_sent_has_its_share_again_after_a_hang() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream() for _ in range(4)]
+        await carry(uplink, streams, LINE, 5 * WINDOW_S)
+        hung = streams[0]
+        hung.takes, hung.loses = LINE / 100, 0.05
+        await carry(uplink, streams, LINE, 2 * WINDOW_S)
+        hung.takes = math.inf
+        await carry(uplink, streams, LINE, 15 * WINDOW_S)
+        hung.came = 0.0
+        await carry(uplink, streams, LINE, 20 * WINDOW_S)
+        assert hung.came > 0.7 * 20 * WINDOW_S * LINE / 4
+
+    run_virtually(main)
+
+
+def test_who_has_lost_nothing_for_an_hour_is_sent_no_more_than_twice_as_much() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream() for _ in range(4)]
+        streams[0].takes = LINE / 40
+        await carry(uplink, streams, LINE, 8 * WINDOW_S)
+        assert streams[0] in uplink._since_lost
+        uplink._since_lost[streams[0]] = 2000
+        await carry(uplink, streams, LINE, 2 * WINDOW_S, is_deep=True)
+        assert streams[0].paced < LINE / 8
 
     run_virtually(main)
 
