@@ -55,10 +55,12 @@ class OpenCharges:
         self._anchors_apart = snapshot_every
         self._open: OrderedDict[OpenCharge, _Waiting] = OrderedDict()
         self._anchored_at: dict[StageIndex, int] = {}
-        self._over: OrderedDict[Charge, None] = OrderedDict()
+        self._over: OrderedDict[Charge, bool] = OrderedDict()
+        """Those that wait for nothing more, and whether they were true."""
 
     def certified(self, result: Result) -> list[OpenCharge]:
-        """The charges of a round that is over; none are counted while this host misses anchors."""
+        """The charges of a round that is over, but for those that are judged already: a case may be here before any
+        round bears its charge. None are counted while this host misses anchors."""
         roster = result.roster
         if int(roster.step) > self._anchored_at.get(roster.stage, -1) + 2 * self._anchors_apart:
             return []
@@ -66,6 +68,7 @@ class OpenCharges:
             OpenCharge(roster.stage, roster.step, made.peer_id, charge.accused, charge.digest)
             for made in roster.committed
             for charge in made.charges
+            if not self.is_over(charge)
         ]
         for one in made:
             self.open(one)
@@ -82,22 +85,30 @@ class OpenCharges:
         for charge, waiting in self._open.items():
             waiting.comes = waiting.comes or charge.accused == accused
 
-    def judged(self, accused: PeerId, charge: Charge | None = None) -> list[OpenCharge]:
-        """The case, or whatever the peer is accused of, is judged here: those that wait for nothing more."""
-        done = [one for one in self._open if one.accused == accused and charge in (None, one.charge)]
-        for one in done:
-            del self._open[one]
-        self._remember(done)
+    def judged(self, accused: PeerId, charge: Charge | None, *, is_true: bool) -> list[Charge]:
+        """What the peer is accused of is judged here, by what the `charge` is about if there is one: what is over."""
+        done = [charge] if charge is not None else []
+        if is_true:  # and with it all else that the peer is charged with
+            done += [one.charge for one in self._open if one.accused == accused and one.charge != charge]
+        self.over(done, is_true=is_true)
         return done
+
+    def over(self, charges: Iterable[Charge], *, is_true: bool) -> None:
+        """They wait for nothing more, here and in whatever round bears them yet."""
+        done = dict.fromkeys(charges, is_true)
+        for one in [one for one in self._open if one.charge in done]:
+            del self._open[one]
+        self._over.update(done)
+        while len(self._over) > MOST_OPEN:
+            self._over.popitem(last=False)
 
     def is_over(self, charge: Charge) -> bool:
         """Whether it has lapsed or is judged: what jurors find comes too late."""
         return charge in self._over
 
-    def _remember(self, over: Iterable[OpenCharge]) -> None:
-        self._over.update((one.charge, None) for one in over)
-        while len(self._over) > MOST_OPEN:
-            self._over.popitem(last=False)
+    def was_untrue(self, charge: Charge) -> bool:
+        """Whether it has lapsed, or the case that came showed nothing."""
+        return not self._over.get(charge, True)
 
     def was_anchored(self, stage: StageIndex, version: int) -> None:
         """By an earlier process of this host."""
@@ -120,5 +131,5 @@ class OpenCharges:
                 del self._open[one]
                 lapsed.append(one)
             held.comes = False
-        self._remember(lapsed)
+        self.over([one.charge for one in lapsed], is_true=False)
         return lapsed

@@ -206,8 +206,9 @@ class Justice:
             case "charge":
                 self._charges.open(OpenCharge.from_value(facts))
             case "charge_over":
-                over = OpenCharge.from_value(facts)
-                self._charges.judged(over.accused, over.charge)
+                fields = Fields("charge_over", facts)
+                over = Charge.from_value(fields.message("charge"))
+                self._charges.over([over], is_true=fields.boolean("is_true"))
             case "promotion":
                 self._let_train(Promotion.from_value(facts))
             case "ticket":
@@ -343,7 +344,7 @@ class Justice:
         self._ledger.append("anchor", signed.to_value())
         self._keep(signed)
         lapsed = self._charges.anchored(signed.stage, int(signed.version))
-        self._are_over(lapsed)
+        self._are_over([one.charge for one in lapsed], is_true=False)
         if lapsed:
             _begin(self._hearings, self._lapse(lapsed))
 
@@ -371,11 +372,14 @@ class Justice:
             for charge in self._charges.certified(result):
                 self._ledger.append("charge", charge.to_value())
                 if charge.accused in self.bans:  # by another's case, while this one waited for its round
-                    self._are_over(self._charges.judged(charge.accused, charge.charge))
+                    self._is_judged(charge.accused, charge.charge, is_true=True)
 
-    def _are_over(self, charges: Iterable[OpenCharge]) -> None:
+    def _is_judged(self, accused: PeerId, charge: Charge | None, *, is_true: bool) -> None:
+        self._are_over(self._charges.judged(accused, charge, is_true=is_true), is_true=is_true)
+
+    def _are_over(self, charges: Iterable[Charge], *, is_true: bool) -> None:
         for charge in charges:
-            self._ledger.append("charge_over", charge.to_value())
+            self._ledger.append("charge_over", {"charge": charge.to_value(), "is_true": is_true})
 
     async def _lapse(self, lapsed: Sequence[OpenCharge]) -> None:
         """Nobody has shown what these were about: that was untrue, and so was what jurors found."""
@@ -510,11 +514,11 @@ class Justice:
             bias_seed=self._biases.seed_for(evidence.accused),
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
+        charge = await asyncio.to_thread(charge_of, evidence)
         if not verdict.guilty:
-            charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             if charge is not None:
-                self._are_over(self._charges.judged(charge.accused, charge))
+                self._is_judged(charge.accused, charge, is_true=False)
             if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
                 return
             self._emit(
@@ -525,10 +529,10 @@ class Justice:
                 await self._overrule(charge)
             return
         if not self._pleas.may_be_fault(evidence, verdict):
-            self._ban(accuser, evidence, path, verdict.reason)
+            self._ban(accuser, evidence, path, charge, verdict.reason)
         elif evidence.accused not in self._pleading and len(self._pleading) < MAX_PLEADING:
             # Others' cases do not wait for what the accused has to say.
-            hearing = self._hear(accuser, evidence, path, verdict.reason)
+            hearing = self._hear(accuser, evidence, path, charge, verdict.reason)
             _begin(self._hearings, self._dismissing(accuser, path, hearing))
 
     def _adds_up(self, accuser: PeerId, evidence: Evidence, verdict: Verdict) -> bool:
@@ -550,7 +554,7 @@ class Justice:
             self._keep_out(peer, stage, Version(evidence.version), Bias.KIND, evidence.digest(), reason)
         return True
 
-    async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+    async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, charge: Charge | None, reason: str) -> None:
         """Guilty of little: the accused may show that it is right when it does it again."""
         self._pleading.add(evidence.accused)
         try:
@@ -558,11 +562,11 @@ class Justice:
         finally:
             self._pleading.discard(evidence.accused)
         if is_fault:
-            self._fault(evidence)
+            self._fault(evidence, charge)
         else:
-            self._ban(accuser, evidence, path, reason)
+            self._ban(accuser, evidence, path, charge, reason)
 
-    def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+    def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, charge: Charge | None, reason: str) -> None:
         if evidence.accused in self.bans:  # while this case was replayed, a hearing of another one ended
             path.unlink(missing_ok=True)
             return
@@ -575,7 +579,7 @@ class Justice:
             evidence.digest(),
         ).signed_by(self._run.run_key)
         self._ledger.append("ban", ban.to_value())
-        self._are_over(self._charges.judged(ban.peer_id))
+        self._is_judged(ban.peer_id, charge, is_true=True)
         self.bans[ban.peer_id] = ban
         self._incoming.drop_about(ban.peer_id)
         self._emit(
@@ -606,11 +610,11 @@ class Justice:
 
     # -- faults -------------------------------------------------------------------------------------------
 
-    def _fault(self, evidence: Evidence) -> None:
+    def _fault(self, evidence: Evidence, charge: Charge | None) -> None:
         """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
         peer, version = evidence.accused, Version(evidence.version)
         held = self.quarantines.get(peer)
-        self._are_over(self._charges.judged(peer))
+        self._is_judged(peer, charge, is_true=True)
         if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
             raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
@@ -639,14 +643,26 @@ class Justice:
             raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
         jury = jury_of(result, after.basis, found.accusation, accuser, self._beacon.of)
         await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, jury=jury)
-        if self._charges.is_over(Charge(found.peer_id, found.accusation.digest())):
+        charge = Charge(found.peer_id, found.accusation.digest())
+        if self._charges.is_over(charge):
+            await self._contradict(found, charge)
             raise RemoteError("verdict", f"the charge against {found.peer_id} is judged, or has lapsed", accuser)
-        if found.peer_id not in self.quarantines and found.peer_id not in self.bans:
-            self._ledger.append("jury", found.to_value())
-            self._juries[found.peer_id] = found
-            reason = f"{len(found.votes)} jurors were asked, and found it guilty"
-            self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
+        if not self._is_out(found.peer_id):
+            self._keep_out_by_jury(found)
         return Message()
+
+    async def _contradict(self, found: Quarantine, charge: Charge) -> None:
+        """What jurors find was found untrue here before: their stage acts on their word until it hears that."""
+        is_pardoned = self._pardoned_at.get(found.peer_id, -1) >= int(found.version)
+        if self._charges.was_untrue(charge) and not is_pardoned and not self._is_out(found.peer_id):
+            self._keep_out_by_jury(found)
+            await self._overrule(charge)
+
+    def _keep_out_by_jury(self, found: Quarantine) -> None:
+        self._ledger.append("jury", found.to_value())
+        self._juries[found.peer_id] = found
+        reason = f"{len(found.votes)} jurors were asked, and found it guilty"
+        self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
 
     async def _strike(self, accuser: PeerId, found: bytes) -> None:
         """Its word on another was untrue, by this evidence or charge."""

@@ -18,6 +18,7 @@ MAX_EARLY = 64
 """Results that came before those they follow from."""
 KEPT_CHAINS = 4
 KEPT_RESULTS = 16
+"""Beside as many as there are between two snapshots: what jurors find of so old a charge can still be checked."""
 
 
 class Certified(NamedTuple):
@@ -98,8 +99,9 @@ class FollowedStage:
         made = Certified(result, chain.work_done(result, self._settings), self.chain.name)
         version = int(self.chain.version)
         self._results[version - 1] = result
-        self._results.pop(version - 1 - KEPT_RESULTS, None)
-        if version % self._settings.checkpoint.snapshot_every == 0 or version == self.ends_at:
+        every = self._settings.checkpoint.snapshot_every
+        self._results.pop(version - 1 - KEPT_RESULTS - every, None)
+        if version % every == 0 or version == self.ends_at:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:
                 del self._kept[old]

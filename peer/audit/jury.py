@@ -27,6 +27,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import MAX_CHARGES, Charge, Result
+from swarm.core.settings import KEPT_SNAPSHOTS
 from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
@@ -154,8 +155,7 @@ class Jury:
     async def _prosecute(self, mismatch: Mismatch) -> None:
         steps = self._steps
         evidence = mismatch.without_past().to_evidence(self._signed_run)
-        body = await asyncio.to_thread(evidence.to_bytes)
-        accusation = accusation_of(evidence)
+        accusation = await asyncio.to_thread(accusation_of, evidence)
         charge = Charge(accusation.peer_id, accusation.digest())
         committed = self._charges.bring(charge)
         try:
@@ -167,13 +167,14 @@ class Jury:
         finally:
             self._charges.drop(charge)
         step = result.roster.step
-        await self._left_to_host(accusation.peer_id, step)
+        await self._left_to_host(mismatch, step)
         if self._standing.is_out(accusation.peer_id):  # by the host, or by another's case meanwhile
             return
         drawn = await self._summoned(accusation, step)
         if drawn is None:
             return
         log.info("%s is accused in step %d before %d jurors", accusation.peer_id, step, len(drawn.weights))
+        body = await asyncio.to_thread(evidence.to_bytes)
         found = await asyncio.gather(*(self._ask(juror, accusation, step, body) for juror in drawn.weights))
         votes = tuple(vote for vote in found if vote is not None)
         made = Quarantine(*accusation.facts, votes=votes)
@@ -182,14 +183,16 @@ class Jury:
         members = {*steps.chain.members, *result.roster.members_after} - {steps.context.me}
         await self._tell(made, {*members, self._host})
 
-    async def _left_to_host(self, accused: PeerId, step: Step) -> None:
-        """Until the accused is out, or the host had its time; or is silent: then that is a version, not all of them."""
+    async def _left_to_host(self, case: Mismatch, step: Step) -> None:
+        """Until the accused is out, or the host had its time; or is silent: then that is a version, not all of them. No
+        longer than jurors hold the case's past then, and for as many versions more as lie between two snapshots."""
         steps = self._steps
-        made = int(step) + 1
-        for version in range(made + 1, made + 1 + HOST_JUDGES_WITHIN):
+        (oldest, _), every = case.versions, steps.context.settings.checkpoint.snapshot_every
+        made, held_until = int(step) + 1, oldest - oldest % every + (KEPT_SNAPSHOTS - 1) * every
+        for version in range(made + 1, min(made + HOST_JUDGES_WITHIN, held_until) + 1):
             is_there = await steps.wait_for_version(Version(version), timeout_s=steps.context.settings.deadlines.step_s)
             is_spoken_of = self._beacon.said.num_versions >= version - 1
-            if not is_there or not is_spoken_of or self._standing.is_out(accused):
+            if not is_there or not is_spoken_of or self._standing.is_out(case.accused):
                 return
 
     async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:

@@ -19,8 +19,8 @@ from swarm.network.transport import Message
 from tests.bootstrap.audit.test_justice import STAGE, Court, Past6, court, past  # noqa: F401
 from verification.audit.evidence import Evidence
 from verification.audit.tolerance import Grade
-from verification.audit.verdicts import Accusation, JurorVote, Quarantine
-from verification.kinds.mismatch import charge_of
+from verification.audit.verdicts import Accusation, JurorVote, Pardon, Quarantine
+from verification.kinds.mismatch import accusation_of, charge_of, mismatch_of
 
 EVERY = 8
 ACCUSER, ACCUSED = PeerId("accuser"), PeerId("accused")
@@ -85,9 +85,21 @@ def test_what_is_judged_lapses_no_more() -> None:
     held = charges()
     held.certified(result(97))
     held.certified(result(98, Charge(ACCUSED, bytes(32))))
-    assert held.judged(PeerId("other")) == []
-    assert held.judged(ACCUSED, CHARGE) == [EXPECTED]
-    assert [one.digest for one in held.judged(ACCUSED)] == [bytes(32)]
+    assert held.judged(PeerId("other"), None, is_true=True) == []
+    assert held.judged(ACCUSED, CHARGE, is_true=False) == [CHARGE]
+    assert held.was_untrue(CHARGE)
+    assert [one.digest for one in held.judged(ACCUSED, None, is_true=True)] == [bytes(32)]
+    assert anchors(held, 104, 112, 120) == [[]] * 3
+
+
+@pytest.mark.parametrize("is_true", [False, True])
+def test_what_is_judged_before_any_round_bears_it_is_not_waited_for(is_true: bool) -> None:
+    """Rounds of minutes are slower than the host: who accused rightly was struck for a charge without a case."""
+    held = charges()
+    assert held.judged(ACCUSED, CHARGE, is_true=is_true) == [CHARGE]
+    assert held.certified(result(97)) == []
+    assert held.is_over(CHARGE)
+    assert held.was_untrue(CHARGE) != is_true
     assert anchors(held, 104, 112, 120) == [[]] * 3
 
 
@@ -118,20 +130,22 @@ def test_a_lapsed_charge_strikes_its_bringers_and_lets_the_accused_in_again(cour
     async def play() -> None:
         court.open()
         target, auditor = court.past.target.peer_id, court.past.auditor.peer_id
-        accusation = Accusation(court.prepared.run_id, target, STAGE, Version(1), "replay_mismatch", bytes(32))
-        charge, found = Charge(target, accusation.digest()), juries(court, accusation)
         every = court.prepared.settings.checkpoint.snapshot_every
-        justice, (juror,) = court.justice, [vote.juror for vote in found.votes]
-        justice.admit(juror, STAGE, bytes(32))
+        justice = court.justice
         for number in range(3):  # as by a jury that was bound to be believed
+            facts = (court.prepared.run_id, target, STAGE, Version(1), "replay_mismatch", bytes([number]) * 32)
+            accusation = Accusation(*facts)
+            charge, found = Charge(target, accusation.digest()), juries(court, accusation)
+            (juror,) = [vote.juror for vote in found.votes]
+            justice.admit(juror, STAGE, bytes(32))
             justice._charges.was_anchored(STAGE, 200 * number)
-            justice.certified(result(200 * number + 1, replace(charge, digest=bytes([number]) * 32), auditor))
             justice.certified(result(200 * number + 1, charge, auditor))
             justice._juries[target] = found
             justice._keep_out(target, STAGE, Version(1), found.kind, found.evidence_digest, "jurors found it guilty")
             assert justice._is_out(target)
             for version in range(200 * number + every, 200 * number + 16 + 3 * every, every):
-                justice._are_over(lapsed := justice._charges.anchored(STAGE, version))
+                lapsed = justice._charges.anchored(STAGE, version)
+                justice._are_over([one.charge for one in lapsed], is_true=False)
                 await justice._lapse(lapsed)
             assert not justice._is_out(target)
             assert [event["event"] for event in court.events].count("pardoned") == number + 1
@@ -163,6 +177,36 @@ def test_a_charge_that_a_round_bears_after_the_verdict_on_anothers_lapses_not(co
     asyncio.run(play())
 
 
+def test_jurors_who_find_what_was_found_untrue_are_struck_and_their_stage_hears_that_it_is_over(
+    court: Court,  # noqa: F811
+) -> None:
+    """The host is left to judge first: it had nothing to end yet, and members kept an honest peer out for good."""
+
+    async def play() -> None:
+        body, charge, auditor = untrue_case(court)
+        target = charge.accused
+        await court.accuse(body)
+        assert [event["event"] for event in court.judged] == ["acquitted"]
+        justice = court.justice
+        justice.certified(result(2, charge, auditor))
+        assert not justice._charges._open, "no round need bear what is judged"
+        light = mismatch_of(Evidence.from_bytes(body, max_bytes=1 << 26)).without_past()
+        found = juries(court, accusation_of(light.to_evidence(court.past.signed)))
+        (juror,) = [vote.juror for vote in found.votes]
+        justice.admit(juror, STAGE, bytes(32))
+        for _ in range(2):  # the second time nobody acts on it
+            await justice._contradict(found, charge)
+            await justice.told()
+        heard = [word for word in court.told if isinstance(word, Pardon)]
+        assert [(word.peer_id, word.acquitted, word.version >= found.version) for word in heard] == [
+            (target, True, True)
+        ]
+        assert not justice._is_out(target)
+        assert [number for _, number in justice._strikes.held[juror]] == [charge.digest]
+
+    asyncio.run(play())
+
+
 def test_charges_outlive_the_host_and_are_over_with_the_verdict(court: Court) -> None:  # noqa: F811
     async def play() -> None:
         body, charge, auditor = untrue_case(court)
@@ -177,5 +221,10 @@ def test_charges_outlive_the_host_and_are_over_with_the_verdict(court: Court) ->
         assert [event["event"] for event in court.judged] == ["acquitted"]
         assert not held._open
         assert held.is_over(charge)
+        court.ledger.close()
+        court.network = MemoryNetwork(random.Random(0))
+        court.open()
+        assert court.justice._charges.was_untrue(charge)
+        assert not court.justice._charges._open
 
     asyncio.run(play())

@@ -116,7 +116,7 @@ def jury(
         results={33: (certified(COMMITTED), []), 34: (certified(), [])},
         tasks=SimpleNamespace(spawn=begun.append),
         events=Events(),
-        settings=SimpleNamespace(deadlines=SimpleNamespace(step_s=1.0)),
+        settings=SimpleNamespace(deadlines=SimpleNamespace(step_s=1.0), checkpoint=SimpleNamespace(snapshot_every=8)),
         transport=SimpleNamespace(call=call),
     )
     steps = SimpleNamespace(chain=chain, context=context, version=40, wait_for_version=wait_for_version)
@@ -240,17 +240,24 @@ def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoken", "banned_at", "waited", "asks"),
+    ("spoken", "banned_at", "of_version", "waited", "asks"),
     [
-        (40, 36, [35, 36], False),
-        (40, None, [35, 36, 37], True),
-        (33, None, [35], True),
-        (35, None, [35, 36, 37], True),
+        (40, 36, 30, [35, 36], False),
+        (40, None, 30, [35, 36, 37], True),
+        (33, None, 30, [35], True),
+        (35, None, 30, [35, 36, 37], True),
+        (40, None, 22, [], True),
     ],
-    ids=["the host judges", "it takes too long", "it has not spoken of the round", "it falls silent after that"],
+    ids=[
+        "the host judges",
+        "it takes too long",
+        "it has not spoken of the round",
+        "it falls silent after that",
+        "jurors hold its past not for long any more",
+    ],
 )
 def test_jurors_are_asked_once_the_host_had_its_time(
-    spoken: int, banned_at: int | None, waited: list[int], asks: bool
+    spoken: int, banned_at: int | None, of_version: int, waited: list[int], asks: bool
 ) -> None:
     """The charge is certified in step 33, which makes version 34."""
     seen: list[int] = []
@@ -272,7 +279,11 @@ def test_jurors_are_asked_once_the_host_had_its_time(
     light = SimpleNamespace(
         **vars(CHARGE), accused=ACCUSED, digest=lambda: CHARGE.evidence_digest, to_bytes=lambda: b"a case"
     )
-    case = SimpleNamespace(accused=ACCUSED, without_past=lambda: SimpleNamespace(to_evidence=lambda run: light))
+    case = SimpleNamespace(
+        accused=ACCUSED,
+        versions=(of_version, of_version),
+        without_past=lambda: SimpleNamespace(to_evidence=lambda run: light),
+    )
 
     async def accuse() -> None:
         if not asks:
