@@ -85,13 +85,13 @@ class OpenCharges:
         for charge, waiting in self._open.items():
             waiting.comes = waiting.comes or charge.accused == accused
 
-    def judged(self, accused: PeerId, charge: Charge | None, *, is_true: bool) -> list[Charge]:
-        """What the peer is accused of is judged here, by what the `charge` is about if there is one: what is over."""
-        done = [charge] if charge is not None else []
-        if is_true:  # and with it all else that the peer is charged with
-            done += [one.charge for one in self._open if one.accused == accused and one.charge != charge]
+    def judged(self, accused: PeerId, charges: Iterable[Charge], *, is_true: bool) -> list[Charge]:
+        """What the peer is accused of is judged here, by what these are about: what is over."""
+        done = dict.fromkeys(charges)
+        if is_true:  # and with them all else that the peer is charged with
+            done |= dict.fromkeys(one.charge for one in self._open if one.accused == accused)
         self.over(done, is_true=is_true)
-        return done
+        return [*done]
 
     def over(self, charges: Iterable[Charge], *, is_true: bool) -> None:
         """They wait for nothing more, here and in whatever round bears them yet."""
@@ -112,18 +112,22 @@ class OpenCharges:
 
     def was_anchored(self, stage: StageIndex, version: int) -> None:
         """By an earlier process of this host."""
-        self._anchored_at[stage] = version
+        self._counted(stage, version)
+
+    def _counted(self, stage: StageIndex, version: int) -> list[OpenCharge]:
+        """Those that count the stage's next anchor; none where some before it are missing."""
+        before, self._anchored_at[stage] = self._anchored_at.get(stage), version
+        waiting = [one for one in self._open if one.stage == stage and int(one.step) < version]
+        if before is not None and version <= before + 2 * self._anchors_apart:
+            return waiting
+        for one in waiting:
+            del self._open[one]
+        return []
 
     def anchored(self, stage: StageIndex, version: int) -> list[OpenCharge]:
         """The stage has an anchor more: those that lapse with it."""
-        before, self._anchored_at[stage] = self._anchored_at.get(stage), version
-        waiting = [one for one in self._open if one.stage == stage and int(one.step) < version]
-        if before is None or version > before + 2 * self._anchors_apart:
-            for one in waiting:
-                del self._open[one]
-            return []
         lapsed = []
-        for one in waiting:
+        for one in self._counted(stage, version):
             held = self._open[one]
             held.anchors += 1
             is_late = held.anchors >= ANCHORS_TO_BRING and version >= int(one.step) + VERSIONS_TO_BRING

@@ -26,7 +26,7 @@ from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value, digest, signed_bytes
-from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.errors import DiskFullError, LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, peer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Charge, Result
@@ -119,14 +119,19 @@ class Justice:
         self._peers = peers
         self._followed = followed
         self._beacon = beacon
-        self._folder = run.folder.root / "evidence"
+        self._folder, self._unjudged = run.folder.root / "evidence", run.folder.root / "unjudged"
+        """Evidence of what was found, and what waits, named by who brought it."""
+        self._left = sorted(self._unjudged.glob(f"*{SUFFIX}"))
+        """What an earlier process of this host has not come to."""
         self._anchors = defaultdict[int, dict[int, Anchor]](dict)
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: dict[PeerId, Path] = {}
         """By accuser, what is not judged yet, the oldest first."""
         self._brought = asyncio.Event()
-        self._pleading: set[PeerId] = set()
+        self._pleading: dict[PeerId, list[Charge]] = {}
+        """Who is to show that it had a fault, and what it is charged with."""
+        self._pleas_at_once = asyncio.Semaphore(MAX_PLEADING)
         self._hearings: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
         settings = run.settings
@@ -179,6 +184,8 @@ class Justice:
         )
         for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
             self._remember(event.kind, event.facts)
+        for peer in self.bans:  # it may have ended before it wrote that down
+            self._is_judged(peer, [], is_true=True)
 
     @property
     def table(self) -> StandingTable:
@@ -372,10 +379,10 @@ class Justice:
             for charge in self._charges.certified(result):
                 self._ledger.append("charge", charge.to_value())
                 if charge.accused in self.bans:  # by another's case, while this one waited for its round
-                    self._is_judged(charge.accused, charge.charge, is_true=True)
+                    self._is_judged(charge.accused, [charge.charge], is_true=True)
 
-    def _is_judged(self, accused: PeerId, charge: Charge | None, *, is_true: bool) -> None:
-        self._are_over(self._charges.judged(accused, charge, is_true=is_true), is_true=is_true)
+    def _is_judged(self, accused: PeerId, charges: Sequence[Charge], *, is_true: bool) -> None:
+        self._are_over(self._charges.judged(accused, charges, is_true=is_true), is_true=is_true)
 
     def _are_over(self, charges: Iterable[Charge], *, is_true: bool) -> None:
         for charge in charges:
@@ -390,13 +397,25 @@ class Justice:
 
     async def _overrule(self, charge: Charge) -> None:
         """The charge was untrue: so was the word of jurors who convicted by it."""
-        jury = self._juries.get(charge.accused)
-        if jury is None or charge.accused not in self.quarantines or jury.accusation.digest() != charge.digest:
+        jury = self._jury_that_keeps_out(charge.accused)
+        if jury is None or jury.accusation.digest() != charge.digest:
             return
         for vote in jury.votes:
             if vote.verdict is Grade.FRAUD:
                 await self._strike(vote.juror, charge.digest)
         await self.pardon(charge.accused, acquitted=True)
+
+    def _jury_that_keeps_out(self, peer: PeerId) -> Quarantine | None:
+        held, jury = self.quarantines.get(peer), self._juries.get(peer)
+        is_by_jurors = held is not None and jury is not None and held.accusation == jury.accusation
+        return jury if is_by_jurors else None
+
+    async def _overrule_what_was_untrue(self) -> None:
+        """What an earlier process of this host has not come to."""
+        for jury in [*self._juries.values()]:
+            charge = Charge(jury.peer_id, jury.accusation.digest())
+            if self._charges.was_untrue(charge):
+                await self._overrule(charge)
 
     # -- accusations --------------------------------------------------------------------------------------
 
@@ -435,14 +454,17 @@ class Justice:
         if evidence.accused in self.bans:
             return
         digest = await asyncio.to_thread(evidence.digest)
+        if self._strikes.has(sender, digest):
+            raise RemoteError("evidence", "this was judged already, and was untrue", sender)
         name = f"{evidence.kind}-{evidence.accused[-8:]}-{digest.hex()[:16]}{SUFFIX}"
         # Two auditors that found the same may bring it in the same moment: nothing is awaited from here on.
-        if (self._folder / name).exists():
+        if (self._folder / name).exists() or any(self._unjudged.glob(f"*-{name}")):
             return
         self._check_room(sender)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        os.replace(path, self._folder / name)
-        self._waiting[sender] = self._folder / name
+        self._unjudged.mkdir(parents=True, exist_ok=True)
+        waiting = self._unjudged / f"{sender}-{name}"
+        os.replace(path, waiting)
+        self._waiting[sender] = waiting
         self._brought.set()
 
     def _check_belongs(self, evidence: Evidence | EvidenceHead) -> None:
@@ -470,6 +492,11 @@ class Justice:
     async def run(self) -> None:
         """Judge what is brought, one after another, for ever."""
         try:
+            await self._overrule_what_was_untrue()
+            while self._left:
+                path = self._left.pop()
+                accuser = PeerId(path.name.partition("-")[0])
+                await self._dismissing(accuser, path, self._judge(accuser, path))
             while True:
                 self._brought.clear()
                 while self._waiting:  # members first: whoever likes has keys that bring cases
@@ -492,6 +519,8 @@ class Justice:
     async def _dismissing(self, accuser: PeerId, path: Path, judging: Coroutine[Any, Any, None]) -> None:
         try:
             await judging
+        except DiskFullError:
+            log.error("%s is judged once there is room on the disk", path.name)
         except Exception as error:
             # Evidence is a stranger's: a case that the judge breaks on costs that case, and not the host.
             if not isinstance(error, RemoteError | LocalError):
@@ -515,10 +544,10 @@ class Justice:
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         charge = await asyncio.to_thread(charge_of, evidence)
+        charges = [charge] if charge is not None else []
         if not verdict.guilty:
             await asyncio.to_thread(path.unlink, missing_ok=True)
-            if charge is not None:
-                self._is_judged(charge.accused, charge, is_true=False)
+            self._is_judged(evidence.accused, charges, is_true=False)
             if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
                 return
             self._emit(
@@ -529,10 +558,14 @@ class Justice:
                 await self._overrule(charge)
             return
         if not self._pleas.may_be_fault(evidence, verdict):
-            self._ban(accuser, evidence, path, charge, verdict.reason)
-        elif evidence.accused not in self._pleading and len(self._pleading) < MAX_PLEADING:
+            self._ban(accuser, evidence, path, charges, verdict.reason)
+        elif evidence.accused in self._pleading:  # what it has to say of the first goes for all
+            self._pleading[evidence.accused] += charges
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        else:
             # Others' cases do not wait for what the accused has to say.
-            hearing = self._hear(accuser, evidence, path, charge, verdict.reason)
+            self._pleading[evidence.accused] = charges
+            hearing = self._hear(accuser, evidence, path, verdict.reason)
             _begin(self._hearings, self._dismissing(accuser, path, hearing))
 
     def _adds_up(self, accuser: PeerId, evidence: Evidence, verdict: Verdict) -> bool:
@@ -554,19 +587,26 @@ class Justice:
             self._keep_out(peer, stage, Version(evidence.version), Bias.KIND, evidence.digest(), reason)
         return True
 
-    async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, charge: Charge | None, reason: str) -> None:
+    async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
         """Guilty of little: the accused may show that it is right when it does it again."""
-        self._pleading.add(evidence.accused)
         try:
-            is_fault = await self._pleas.is_fault(evidence)
+            async with self._pleas_at_once:
+                is_fault = await self._pleas.is_fault(evidence)
         finally:
-            self._pleading.discard(evidence.accused)
+            charges = self._pleading.pop(evidence.accused)
         if is_fault:
-            self._fault(evidence, charge)
+            self._fault(evidence, path, charges)
         else:
-            self._ban(accuser, evidence, path, charge, reason)
+            self._ban(accuser, evidence, path, charges, reason)
 
-    def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, charge: Charge | None, reason: str) -> None:
+    def _kept(self, path: Path) -> Path:
+        """Where evidence that is judged is from now on."""
+        kept = self._folder / path.name.partition("-")[2]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        os.replace(path, kept)
+        return kept
+
+    def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, charges: Sequence[Charge], reason: str) -> None:
         if evidence.accused in self.bans:  # while this case was replayed, a hearing of another one ended
             path.unlink(missing_ok=True)
             return
@@ -578,8 +618,9 @@ class Justice:
             evidence.kind,
             evidence.digest(),
         ).signed_by(self._run.run_key)
-        self._ledger.append("ban", ban.to_value())
-        self._is_judged(ban.peer_id, charge, is_true=True)
+        with self._ledger.together():
+            self._ledger.append("ban", ban.to_value())
+            self._is_judged(ban.peer_id, charges, is_true=True)
         self.bans[ban.peer_id] = ban
         self._incoming.drop_about(ban.peer_id)
         self._emit(
@@ -589,7 +630,7 @@ class Justice:
                 "stage": ban.stage,
                 "kind": ban.kind,
                 "step": ban.version,
-                "evidence": str(path),
+                "evidence": str(self._kept(path)),
                 "accuser": accuser,
                 "reason": reason,
             }
@@ -610,16 +651,17 @@ class Justice:
 
     # -- faults -------------------------------------------------------------------------------------------
 
-    def _fault(self, evidence: Evidence, charge: Charge | None) -> None:
+    def _fault(self, evidence: Evidence, path: Path, charges: Sequence[Charge]) -> None:
         """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
         peer, version = evidence.accused, Version(evidence.version)
-        held = self.quarantines.get(peer)
-        self._is_judged(peer, charge, is_true=True)
-        if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
+        is_out = peer in self.quarantines and self._jury_that_keeps_out(peer) is None
+        self._is_judged(peer, charges, is_true=True)
+        if version <= self.table.on_probation_since(peer) or is_out:
             raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
         reason = "its work was wrong, and is right when it does it again"
+        self._kept(path)
         self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
 
     async def _on_return(self, sender: PeerId, request: Message) -> Message:
@@ -644,6 +686,8 @@ class Justice:
         jury = jury_of(result, after.basis, found.accusation, accuser, self._beacon.of)
         await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, jury=jury)
         charge = Charge(found.peer_id, found.accusation.digest())
+        if int(found.version) <= self._pardoned_at.get(found.peer_id, -1):  # all count it so
+            raise RemoteError("verdict", f"{found.peer_id} has been let in again since", accuser)
         if self._charges.is_over(charge):
             await self._contradict(found, charge)
             raise RemoteError("verdict", f"the charge against {found.peer_id} is judged, or has lapsed", accuser)
@@ -653,8 +697,7 @@ class Justice:
 
     async def _contradict(self, found: Quarantine, charge: Charge) -> None:
         """What jurors find was found untrue here before: their stage acts on their word until it hears that."""
-        is_pardoned = self._pardoned_at.get(found.peer_id, -1) >= int(found.version)
-        if self._charges.was_untrue(charge) and not is_pardoned and not self._is_out(found.peer_id):
+        if self._charges.was_untrue(charge) and not self._is_out(found.peer_id):
             self._keep_out_by_jury(found)
             await self._overrule(charge)
 

@@ -19,10 +19,14 @@ class Strikes:
     def after(self, accuser: PeerId, version: Version, evidence_digest: bytes) -> "Strikes":
         """With one more; the same evidence counts once."""
         before = self.held.get(accuser, ())
-        if any(found == evidence_digest for _, found in before):
+        if self.has(accuser, evidence_digest):
             return self
         newest = sorted([*before, (version, evidence_digest)])[-STRIKES_TO_QUARANTINE:]
         return replace(self, held={**self.held, accuser: tuple(newest)})
+
+    def has(self, accuser: PeerId, evidence_digest: bytes) -> bool:
+        """Whether it has one for this evidence, of those that count."""
+        return any(found == evidence_digest for _, found in self.held.get(accuser, ()))
 
     def are_too_many(self, accuser: PeerId, *, pardoned_at: int = -1) -> bool:
         """Whether the accuser is to be kept out; what is not younger than its pardon counts no more."""

@@ -73,6 +73,15 @@ def test_nothing_lapses_for_a_host_that_was_away() -> None:
     assert held.certified(result(177)) == [replace(EXPECTED, step=Step(177))], "it is there again"
 
 
+def test_nothing_lapses_either_for_its_next_process() -> None:
+    """That reads what was charged before the host was away, and the anchors since."""
+    held = charges()
+    held.certified(result(97))
+    held.was_anchored(STAGE, 160)
+    assert anchors(held, 168, 176, 184) == [[]] * 3
+    assert not held.is_over(CHARGE)
+
+
 def test_no_stage_s_anchors_count_for_another() -> None:
     held = charges()
     held.was_anchored(StageIndex(0), 96)
@@ -85,10 +94,10 @@ def test_what_is_judged_lapses_no_more() -> None:
     held = charges()
     held.certified(result(97))
     held.certified(result(98, Charge(ACCUSED, bytes(32))))
-    assert held.judged(PeerId("other"), None, is_true=True) == []
-    assert held.judged(ACCUSED, CHARGE, is_true=False) == [CHARGE]
+    assert held.judged(PeerId("other"), [], is_true=True) == []
+    assert held.judged(ACCUSED, [CHARGE], is_true=False) == [CHARGE]
     assert held.was_untrue(CHARGE)
-    assert [one.digest for one in held.judged(ACCUSED, None, is_true=True)] == [bytes(32)]
+    assert [one.digest for one in held.judged(ACCUSED, [], is_true=True)] == [bytes(32)]
     assert anchors(held, 104, 112, 120) == [[]] * 3
 
 
@@ -96,7 +105,7 @@ def test_what_is_judged_lapses_no_more() -> None:
 def test_what_is_judged_before_any_round_bears_it_is_not_waited_for(is_true: bool) -> None:
     """Rounds of minutes are slower than the host: who accused rightly was struck for a charge without a case."""
     held = charges()
-    assert held.judged(ACCUSED, CHARGE, is_true=is_true) == [CHARGE]
+    assert held.judged(ACCUSED, [CHARGE], is_true=is_true) == [CHARGE]
     assert held.certified(result(97)) == []
     assert held.is_over(CHARGE)
     assert held.was_untrue(CHARGE) != is_true
@@ -114,6 +123,12 @@ def juries(court: Court, accusation: Accusation) -> Quarantine:  # noqa: F811
         if juror not in (court.past.auditor.peer_id, court.past.target.peer_id)
     )
     return Quarantine(*accusation.facts, votes)
+
+
+async def told_of(court: Court, found: Quarantine) -> None:  # noqa: F811
+    """The host is."""
+    message = Message({"quarantine": found.to_value()})
+    await court.target.call(court.host.peer_id, QUARANTINE, message, timeout_s=5, max_body_bytes=0)
 
 
 def untrue_case(court: Court) -> tuple[bytes, Charge, PeerId]:  # noqa: F811
@@ -153,9 +168,7 @@ def test_a_lapsed_charge_strikes_its_bringers_and_lets_the_accused_in_again(cour
         assert auditor in kept_out
         assert target not in kept_out
         with pytest.raises(RemoteError):
-            await court.target.call(
-                court.host.peer_id, QUARANTINE, Message({"quarantine": found.to_value()}), timeout_s=5, max_body_bytes=0
-            )
+            await told_of(court, found)
 
     asyncio.run(play())
 
@@ -179,6 +192,7 @@ def test_a_charge_that_a_round_bears_after_the_verdict_on_anothers_lapses_not(co
 
 def test_jurors_who_find_what_was_found_untrue_are_struck_and_their_stage_hears_that_it_is_over(
     court: Court,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The host is left to judge first: it had nothing to end yet, and members kept an honest peer out for good."""
 
@@ -194,8 +208,11 @@ def test_jurors_who_find_what_was_found_untrue_are_struck_and_their_stage_hears_
         found = juries(court, accusation_of(light.to_evidence(court.past.signed)))
         (juror,) = [vote.juror for vote in found.votes]
         justice.admit(juror, STAGE, bytes(32))
-        for _ in range(2):  # the second time nobody acts on it
-            await justice._contradict(found, charge)
+        monkeypatch.setattr("bootstrap.audit.justice.jury_of", lambda *of: None)
+        monkeypatch.setattr(Quarantine, "check", lambda *of, **drawn: None)
+        for again in ("judged, or has lapsed", "let in again since", "let in again since"):
+            with pytest.raises(RemoteError, match=again):
+                await told_of(court, found)
             await justice.told()
         heard = [word for word in court.told if isinstance(word, Pardon)]
         assert [(word.peer_id, word.acquitted, word.version >= found.version) for word in heard] == [

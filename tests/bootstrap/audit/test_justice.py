@@ -33,6 +33,7 @@ from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.round.contribution import Contribution
 from swarm.core.settings import AuditSettings, CheckpointSettings, RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
+from swarm.disk.room import full_disk
 from swarm.host_protocol import (
     ACCUSE,
     BAN,
@@ -66,6 +67,7 @@ from verification.audit.standing import FAULT, StandingTable
 from verification.audit.strikes import STRIKE_VERSIONS, Strikes
 from verification.audit.verdicts import Debt, Pardon, Plea, Promotion, Quarantine
 from verification.kinds.bias import Bias
+from verification.kinds.mismatch import charge_of
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.round.papers import Exhibit
 from verification.state.anchor import Anchor
@@ -246,14 +248,27 @@ class Court:
     async def accuse(self, *evidence: bytes) -> None:
         """The auditor's accusations, each until it is judged and everyone has been told."""
         for body in evidence:
-            judging = asyncio.ensure_future(self.justice.run())
             self.heard.clear()
-            await self.auditor.call(self.host.peer_id, ACCUSE, accusation(body), timeout_s=30.0, max_body_bytes=0)
-            await asyncio.wait_for(self.heard.wait(), 10.0)
-            for _ in range(100):  # a message of a MemoryNetwork takes some turns of the loop
-                await asyncio.sleep(0)
-            judging.cancel()
-            await asyncio.gather(judging, return_exceptions=True)
+            await self.bring(body)
+            await self.judge()
+
+    async def bring(self, body: bytes) -> None:
+        await self.auditor.call(self.host.peer_id, ACCUSE, accusation(body), timeout_s=30.0, max_body_bytes=0)
+
+    async def judge(self) -> None:
+        """Until something is said of what was brought."""
+        judging = asyncio.ensure_future(self.justice.run())
+        await asyncio.wait_for(self.heard.wait(), 10.0)
+        for _ in range(100):  # a message of a MemoryNetwork takes some turns of the loop
+            await asyncio.sleep(0)
+        judging.cancel()
+        await asyncio.gather(judging, return_exceptions=True)
+
+    def open_again(self) -> None:
+        """(in a loop) As another process of the host."""
+        self.ledger.close()
+        self.network = MemoryNetwork(random.Random(0))
+        self.open()
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -651,8 +666,11 @@ def test_three_untrue_accusations_keep_the_accuser_out(court: Court) -> None:
     async def play() -> None:
         court.open()
         first, second, third = (court.past.untrue(step) for step in (1, 2, 3))
-        await court.accuse(first, first, second)
-        assert [event["event"] for event in court.judged] == ["acquitted"] * 3
+        await court.accuse(first)
+        with pytest.raises(RemoteError, match="judged already"):
+            await court.bring(first)
+        await court.accuse(second)
+        assert [event["event"] for event in court.judged] == ["acquitted"] * 2
         assert court.quarantined == [], "one of them was brought twice"
         await court.accuse(third)
         assert court.quarantined == [(court.past.auditor.peer_id, "false_accusation")]
@@ -730,10 +748,51 @@ def test_the_same_evidence_brought_by_many_in_one_moment_is_filed_whole_and_once
             one.call(court.host.peer_id, ACCUSE, accusation(body), timeout_s=30.0, max_body_bytes=0) for one in bring
         )
         await asyncio.gather(*calls)
-        (path,) = (court.prepared.folder.root / "evidence").iterdir()
+        (path,) = (court.prepared.folder.root / "unjudged").iterdir()
         assert path.read_bytes() == body
 
     asyncio.run(play())
+
+
+def test_what_a_host_has_taken_and_not_judged_its_next_process_judges(court: Court) -> None:
+    """Its accuser is done, and would be struck for a charge without a case."""
+
+    async def play() -> None:
+        court.open()
+        await court.bring(court.past.untrue(1))
+        assert court.judged == []
+        court.open_again()
+        await court.judge()
+        assert [(event["event"], event["accuser"]) for event in court.judged] == [
+            ("acquitted", court.past.auditor.peer_id)
+        ]
+        assert [*(court.prepared.folder.root / "unjudged").iterdir()] == []
+
+    asyncio.run(play())
+
+
+def test_a_verdict_that_the_disk_does_not_take_is_found_again(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        court.open()
+        case = wrong_work(court.past, 1, all_over=True).to_evidence(court.past.signed).to_bytes()
+        with monkeypatch.context() as full:
+
+            def append(*given: object, **named: object) -> bool:
+                court.heard.set()
+                raise full_disk(court.folder)
+
+            full.setattr(court.ledger, "append", append)
+            await court.accuse(case)
+            assert court.judged == []
+        court.open_again()
+        court.heard.clear()
+        await court.judge()
+        assert [event["event"] for event in court.judged] == ["banned"]
+        kept.append(court.judged[0]["evidence"])
+
+    kept: list[str] = []
+    asyncio.run(play())
+    assert Evidence.from_bytes(Path(kept[0]).read_bytes(), max_bytes=1 << 26).accused == court.past.target.peer_id
 
 
 def test_evidence_that_the_judge_breaks_on_costs_that_case_alone(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -829,6 +888,46 @@ def test_who_does_its_work_again_rightly_had_a_fault_and_begins_again(court: Cou
         assert {event["event"] for event in court.judged} == {"dismissed"}
         with pytest.raises(RemoteError, match="not out for a fault"):
             await come_back()
+
+    asyncio.run(play())
+
+
+def test_two_cases_of_one_broken_machine_are_both_true(court: Court) -> None:
+    """The second comes while it does its work again: whoever brought it was struck, sixteen versions later."""
+
+    async def play() -> None:
+        court.open()
+        first, second = (wrong_work(court.past, step) for step in (1, 2))
+        pleading(court, first, [bytes(part) for part in court.past.rounds[1].parts[first.accused]])
+        justice = court.justice
+        charge = charge_of(second.to_evidence(court.past.signed))
+        assert charge is not None
+        justice._pleading[second.accused] = []
+        brought = court.prepared.folder.root / "brought"
+        brought.write_bytes(second.to_evidence(court.past.signed).to_bytes())
+        await justice._judge(court.past.auditor.peer_id, brought)
+        assert justice._pleading.pop(second.accused) == [charge]
+        await court.accuse(first.to_evidence(court.past.signed).to_bytes())
+        assert court.quarantined == [(first.accused, FAULT)]
+        assert [*(court.prepared.folder.root / "unjudged").iterdir()] == []
+
+    asyncio.run(play())
+
+
+def test_nobody_makes_a_fault_of_what_it_is_out_for(court: Court) -> None:
+    """An accomplice brings a small fault of a peer that leans one way: it came back as if that had been all."""
+
+    async def play() -> None:
+        court.open()
+        case = wrong_work(court.past, 1)
+        pleading(court, case, [bytes(part) for part in court.past.rounds[1].parts[case.accused]])
+        court.justice._keep_out(case.accused, STAGE, Version(1), Bias.KIND, bytes(32), "all of it leads one way")
+        await court.accuse(case.to_evidence(court.past.signed).to_bytes())
+        await court.judge()
+        assert court.quarantined == [(case.accused, Bias.KIND)]
+        assert court.justice.quarantines[case.accused].kind == Bias.KIND
+        with pytest.raises(RemoteError, match="not out for a fault"):
+            await court.target.call(court.host.peer_id, RETURN, Message(), timeout_s=5.0, max_body_bytes=0)
 
     asyncio.run(play())
 
