@@ -530,7 +530,11 @@ class Justice:
 
     async def _judge(self, accuser: PeerId, path: Path) -> None:
         evidence = await asyncio.to_thread(evidence_in, path)
-        if evidence.accused in self.bans:
+        ban = self.bans.get(evidence.accused)
+        if ban is not None and ban.evidence_digest == await asyncio.to_thread(evidence.digest):
+            self._kept(path)  # an earlier process has not come to that
+            return
+        if ban is not None:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
         self._check_not_withdrawn(evidence)
@@ -661,8 +665,8 @@ class Justice:
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
         reason = "its work was wrong, and is right when it does it again"
-        self._kept(path)
         self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
+        self._kept(path)
 
     async def _on_return(self, sender: PeerId, request: Message) -> Message:
         """A peer with a fault has tested itself, and begins again."""
