@@ -639,7 +639,7 @@ class Host:
         known = step is not None and report.stage in step.ids
         return Message(
             {
-                "wants_result": not known,
+                "wants_result": not known and self.justice.may_train(sender),
                 "minimum_release": self.settings.minimum_release,
                 "credit": self._credit_of(sender).to_value(),
             }
@@ -661,6 +661,8 @@ class Host:
         roster = result.roster
         if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", "the result is not signed by its leader", sender)
+        if self._stage_of(sender) != roster.stage or not self.justice.may_train(sender):
+            raise RemoteError("standing", f"{sender} does not train stage {roster.stage}", sender)
         self._followed.take(result)
         self.justice.anchor_what_is_agreed(roster.stage)
         self._changed.set()

@@ -14,8 +14,9 @@ from swarm.identity.key import verify
 
 log = logging.getLogger(__name__)
 
-MAX_EARLY = 64
-"""Results that came before those they follow from."""
+MAX_EARLY = 16
+"""Versions that a stage may be ahead of what is known of it here: of so many steps results are kept that came before
+those they follow from."""
 KEPT_CHAINS = 4
 KEPT_RESULTS = 16
 """Beside as many as there are between two snapshots: what jurors find of so old a charge can still be checked."""
@@ -69,13 +70,11 @@ class FollowedStage:
     def take(self, result: Result) -> list[Certified]:
         """A result that somebody sent; what is certified with it, in order, and was not before.
 
-        Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
+        Raises RemoteError if it is not certified; one that is a little early is kept, unchecked, till it is its turn.
         """
-        step = int(result.roster.step)
-        if step < self.chain.version:
-            return []
-        if step > self.chain.version:
-            if len(self._early) < MAX_EARLY:
+        step, version = int(result.roster.step), int(self.chain.version)
+        if step != version:
+            if version < step <= version + MAX_EARLY:
                 self._early[step] = result
             return []
         done = [self._advance(result)]
