@@ -98,13 +98,15 @@ class WitnessService:
         log: VoteLog,
         is_of_stage: Callable[[PeerId, int], bool],
         may_join: Callable[[PeerId], bool],
+        may_lead: Callable[[PeerId, StageIndex, Step, bytes], bool],
         *,
         papers: DrawnPapers,
         amendments: int = 0,
     ) -> None:
-        """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation. Both
-        as far as is known here. `papers`: what is looked at of contributions before a vote. `amendments`: of the run,
-        in force."""
+        """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation;
+        `may_lead`: whether it may lead the stage's round of the step that starts from the version of the name. All as
+        far as is known here. `papers`: what is looked at of contributions before a vote. `amendments`: of the run, in
+        force."""
         self._amendments = amendments
         self._papers = papers
         self._run_id = run_id
@@ -114,8 +116,10 @@ class WitnessService:
         self._log = log
         self._is_of_stage = is_of_stage
         self._may_join = may_join
-        self._rounds: dict[tuple[int, int, bytes], Witness] = {}
-        self._opened_by: dict[tuple[int, int, bytes], PeerId] = {}
+        self._may_lead = may_lead
+        self._rounds: dict[tuple[StageIndex, Step, bytes], Witness] = {}
+        self._opened_by: dict[tuple[StageIndex, Step, bytes], PeerId] = {}
+        """Of the rounds that have not ended here: who asked first."""
         self._transport: Transport | None = None
 
     def serve(self, transport: Transport) -> None:
@@ -179,7 +183,7 @@ class WitnessService:
             await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
         gone = await self._gone(facts, proposal, words)
         vote = witness.on_ballot(sender, proposal, words, gone=gone)
-        if proposal.phase == "commit":
+        if proposal.phase == "commit" and vote is not None:
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
         return Message({"vote": value_or_none(vote)})
 
@@ -212,6 +216,10 @@ class WitnessService:
             raise RemoteError("protocol", "this peer has no vote there", sender)
         key = (facts.stage, facts.step, facts.previous_name)
         if key not in self._rounds:
+            # A basis binds nothing but its own name: anybody can make one up in which its keys are the members.
+            if not self._may_lead(sender, *key):
+                raise TransientError(f"{sender[-6:]} is not known here to lead step {facts.step} of {facts.stage}")
+            self._end_old(sender, facts)
             # Whoever makes up rounds uses up its own share, nobody else's.
             if sum(1 for opener in self._opened_by.values() if opener == sender) >= MAX_ROUNDS_OF_ONE:
                 raise TransientError(f"{sender[-6:]} has {MAX_ROUNDS_OF_ONE} rounds open here")
@@ -238,6 +246,15 @@ class WitnessService:
         if changed is not None:
             facts.election.check_reconfiguration(changed, verify)
             await self._log.begin(facts.previous_name, changed)
+
+    def _end_old(self, leader: PeerId, facts: RoundFacts) -> None:
+        """Rounds that are over elsewhere, as it seems, though no ballot said so here: a leader that has votes enough
+        asks no more. Those of who leads a later one, and those that nobody may begin any more."""
+        for key, opener in list(self._opened_by.items()):
+            stage, step, _ = key
+            leads_later = opener == leader and stage == facts.stage and step < facts.step - 1
+            if leads_later or not self._may_lead(opener, *key):
+                del self._opened_by[key]
 
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""

@@ -417,6 +417,7 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
         log=log,
         is_of_stage=lambda peer, stage: True,
         may_join=lambda peer: True,
+        may_lead=lambda peer, stage, step, name: True,
         papers=drawn_papers(transport, settings_of("int8", "mean", number)),
     )
     witness.serve(transport)

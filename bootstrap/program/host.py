@@ -46,7 +46,7 @@ from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex
+from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.plan import longest_round_s
 from swarm.core.round.contribution import Result
@@ -205,6 +205,7 @@ class Host:
             vote_log,
             lambda peer, stage: self._stage_of(peer) == stage,
             self.justice.may_train,
+            self._may_lead,
             papers=DrawnPapers(
                 self._transport,
                 entry_check(
@@ -777,6 +778,14 @@ class Host:
         """None if the peer was never admitted."""
         figures = self.progress.peers.get(peer)
         return None if figures is None else figures.stage
+
+    def _may_lead(self, peer: PeerId, stage: StageIndex, step: Step, name: bytes) -> bool:
+        """Whether the peer may lead the round that starts from the version of this name: it is a member, or may be one
+        by now, for this host hears of results after the stage does."""
+        followed = self._followed.get(stage)
+        if followed is None or not followed.may_begin(int(step), name):
+            return False
+        return peer in followed.chain.members or (self._stage_of(peer) == stage and self.justice.may_train(peer))
 
     def _mark(self, peer: PeerId, *, left: bool) -> None:
         if peer in self.progress.peers:

@@ -67,6 +67,14 @@ class FollowedStage:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
         return self._results.get(step)
 
+    def may_begin(self, step: int, name: bytes) -> bool:
+        """Whether a round of this step may start from the version of this name, as far as is known here: the stage may
+        be a little ahead, and some of its members may lack the last result."""
+        version, basis = int(self.chain.version), self.chain.basis
+        if step in (version - 1, version):
+            return name == (basis.name if step == version else basis.previous_name)
+        return version < step <= version + MAX_EARLY
+
     def take(self, result: Result) -> list[Certified]:
         """A result that somebody sent; what is certified with it, in order, and was not before.
 

@@ -244,6 +244,7 @@ class PeerAtStage:
             vote_log,
             self._is_of_stage,
             own.verdicts.may_train,
+            lambda peer, stage, *_: peer in neighbours.of_stage(stage),
             papers=self._drawn,
             amendments=chain.amendments,
         )

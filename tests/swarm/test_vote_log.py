@@ -47,7 +47,7 @@ def promise(log: VoteLog, view: int, changed: Reconfiguration | None = None) -> 
     network = MemoryNetwork(random.Random(0))
     transport = network.transport(WITNESS)
     papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
-    anybody = (lambda peer, stage: True, lambda peer: True)
+    anybody = (lambda peer, stage: True, lambda peer: True, lambda peer, stage, step, name: True)
     WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
     (leader,) = [one for one in LEADERS if one.peer_id == FACTS.leader_of(view)]
     made = []

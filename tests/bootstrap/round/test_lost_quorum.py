@@ -72,7 +72,7 @@ class SilentStage:
     def _serve(self, member: Identity, *, started_again: bool) -> None:
         transport, log = self._network.transport(member), self._voted(member, started_again=started_again)
         papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
-        anybody = (lambda peer, stage: True, lambda peer: True)
+        anybody = (lambda peer, stage: True, lambda peer: True, lambda peer, stage, step, name: True)
         WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
 
         async def on_standing(sender: PeerId, request: Message) -> Message:

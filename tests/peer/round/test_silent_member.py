@@ -16,12 +16,13 @@ from peer.round.mail.mail import ROUND
 from peer.round.presence import PING_FACTOR, Presence
 from peer.round.step_progress import PROGRESS
 from peer.round.taking import round_phase
-from swarm.core.errors import RemoteError, UnreachableError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Handler, Message, TransportAround
 from swarm.witness_service import WITNESS
-from tests.swarm_in_process import SwarmPeer, manifest_of, swarm_in_process
+from tests.swarm.test_witness_service import open_round
+from tests.swarm_in_process import SwarmPeer, identity_of, manifest_of, swarm_in_process
 from tests.verification.exhibits import small_settings
 
 CALL_S, PING_S = 0.5, 0.2
@@ -93,6 +94,23 @@ def test_a_peer_of_another_stage_answers_and_is_gone_all_the_same(tmp_path: Path
                 message = Message({"stage": 0, "step": one.steps.version, "kind": "close"})
                 with pytest.raises(RemoteError, match="this peer serves stage 1"):
                     await one.transport.call(elsewhere.peer_id, method, message, timeout_s=CALL_S, max_body_bytes=0)
+
+    asyncio.run(main())
+
+
+def test_a_peer_opens_rounds_for_those_alone_who_live_in_the_stage_beside_it(tmp_path: Path) -> None:
+    """A stranger's rounds filled the places of all, and the log in which the real ones stand."""
+
+    async def main() -> None:
+        manifest = manifest_of(optimizer={"total_steps": 100_000}, deadlines={"call_s": CALL_S})
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 1)) as swarm:
+            await swarm.until_version(1, timeout_s=30.0)
+            (voter,), leader = swarm.of_stage(1), swarm.of_stage(0)[0]
+            stranger = swarm.network.transport(identity_of(77))
+            with pytest.raises(TransientError, match="not known here to lead"):
+                await open_round(stranger, voter.peer_id, swarm.run, stage=0, step=1)
+            with pytest.raises(TransientError, match="too few members have turned"):
+                await open_round(leader.transport, voter.peer_id, swarm.run, stage=0, step=1)
 
     asyncio.run(main())
 

@@ -1,0 +1,192 @@
+"""A witness opens rounds for those who may lead them, so many for each; and votes once in each, forgotten or not."""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import swarm.witness_service
+from bootstrap.state.run_folder import PreparedRun
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.facts import RoundFacts
+from swarm.core.round.instructions import AskPromise, SendBallot
+from swarm.core.round.voting import Certificate, Promise, Proof, Vote
+from swarm.drawn_papers import DrawnPapers
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Transport
+from swarm.witness_service import MAX_ROUNDS_OF_ONE, VoteLog, WitnessService, ask_witness
+from tests.swarm.core.audit.chances import UNSAID
+from tests.swarm_in_process import identity_of
+
+STAGE = StageIndex(0)
+WITNESS, HOST, RUN_KEY = map(identity_of, (90, 91, 92))
+KEYS = {identity.peer_id: identity for identity in map(identity_of, range(5))}
+MEMBERS, BESIDE = tuple(sorted(list(KEYS)[:3])), tuple(sorted((*list(KEYS)[3:], WITNESS.peer_id)))
+"""All but the witness and the host are in one hand, and are a quorum: whoever makes a basis up names whom it likes."""
+
+
+def basis_of(number: int) -> RoundBasis:
+    """One of as many as anybody likes."""
+    work, links = (8,) * len(MEMBERS), (None,) * len(MEMBERS)
+    return RoundBasis(bytes(32), number.to_bytes(32, "big"), MEMBERS, work, MEMBERS, work, BESIDE, links, UNSAID)
+
+
+def facts_of(basis: RoundBasis, step: int) -> RoundFacts:
+    names = {"run_id": "run", "host": HOST.peer_id, "run_key": RUN_KEY.peer_id}
+    return RoundFacts.of_basis(basis, stage=STAGE, step=Step(step), num_parts=1, phase_s=1.0, **names)
+
+
+def commit_of(facts: RoundFacts) -> SendBallot:
+    """The last ballot of a round of which the witness saw no other: it gives no vote."""
+    value, votes = bytes(32), []
+    for peer in sorted(KEYS):
+        votes.append(Vote(peer, KEYS[peer].sign(facts.election.ballot("result", 0, value))))
+    return SendBallot((WITNESS.peer_id,), Proposal.of_commit(Certificate("result", 0, value, tuple(votes))))
+
+
+class World:
+    """A witness, and whom it takes for leaders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.network = MemoryNetwork(random.Random(0))
+        transport = self.network.transport(WITNESS)
+        self.lines = {peer: self.network.transport(key) for peer, key in KEYS.items()}
+        self.may_lead: set[PeerId] = {*MEMBERS}
+        self.lowest = 0
+        """Step that the stage is at, as far as the witness knows."""
+        self.path = folder / "voted.log"
+        self.service = WitnessService(
+            *("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, VoteLog(self.path)),
+            lambda peer, stage: True,
+            lambda peer: True,
+            lambda peer, stage, step, name: peer in self.may_lead and step >= self.lowest,
+            papers=DrawnPapers(transport, lambda made, entry, value: None, random.Random(0)),
+        )
+        self.service.serve(transport)
+
+    async def commit(self, number: int, step: int) -> None:
+        """A round of the step is brought with its last ballot, by who leads it."""
+        basis = basis_of(number)
+        facts = facts_of(basis, step)
+        line = self.lines[facts.leader_of(0)]
+        found = await ask_witness(line, WITNESS.peer_id, facts, basis, commit_of(facts), timeout_s=5.0)
+        assert found is None, "it voted"
+
+    async def commits(self, numbers: Iterable[int], step: int) -> None:
+        for number in numbers:
+            await self.commit(number, step)
+
+    async def promise(self, number: int, step: int, view: int) -> Promise | None:
+        """For the leader of a view, which all members have turned to."""
+        basis = basis_of(number)
+        facts, made = facts_of(basis, step), []
+        for member in MEMBERS:
+            unsigned = Promise(member, view, None, None)
+            made.append(replace(unsigned, signature=KEYS[member].sign(facts.election.promised(unsigned))))
+        line, asked = self.lines[facts.leader_of(view)], AskPromise((WITNESS.peer_id,), view)
+        found = await ask_witness(line, WITNESS.peer_id, facts, basis, asked, shown=Proof(tuple(made)), timeout_s=5.0)
+        return found[0] if isinstance(found, tuple) else None
+
+    def num_logged(self) -> int:
+        return len(self.path.read_text().splitlines())
+
+
+async def open_round(line: Transport, voter: PeerId, run: PreparedRun, *, stage: int, step: int) -> None:
+    """Ask the voter about a round in which whoever asks is all there is. Raises what the voter does."""
+    basis = RoundBasis(
+        *(bytes(32), b"m" * 32, (line.peer_id,), (1,), (line.peer_id,), (1,), (voter,)), links=(None,), said=UNSAID
+    )
+    facts = RoundFacts.of_basis(
+        basis,
+        run_id=run.run_id,
+        stage=StageIndex(stage),
+        step=Step(step),
+        host=run.host_key.peer_id,
+        run_key=run.run_key.peer_id,
+        num_parts=1,
+        phase_s=1.0,
+    )
+    await ask_witness(line, voter, facts, basis, AskPromise((voter,), 0), timeout_s=5.0)
+
+
+def leader_of(step: int) -> PeerId:
+    return facts_of(basis_of(0), step).leader_of(0)
+
+
+def test_strangers_open_nothing_and_nothing_of_theirs_is_written_down(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path)
+        world.may_lead.clear()
+        for number in range(3):
+            with pytest.raises(TransientError, match="not known here to lead"):
+                await world.commit(number, 7)
+        assert world.num_logged() == 0
+        world.may_lead = {*MEMBERS}
+        await world.commit(0, 7)
+        assert world.num_logged() == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_last_ballot_on_which_no_vote_was_given_ends_no_round_of_its_leader_s_share(tmp_path: Path) -> None:
+    """Its quorum is of the leader's own making: with one key it could go on until the log has lost the real names."""
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        await world.commits(range(MAX_ROUNDS_OF_ONE), 7)
+        with pytest.raises(TransientError, match=f"{MAX_ROUNDS_OF_ONE} rounds open"):
+            await world.commit(MAX_ROUNDS_OF_ONE, 7)
+        assert world.num_logged() == MAX_ROUNDS_OF_ONE
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_whose_last_ballots_never_come_is_not_locked_out(tmp_path: Path) -> None:
+    """An honest one asks no more once it has votes enough."""
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        leader = leader_of(0)
+        led = [step for step in range(10 * MAX_ROUNDS_OF_ONE) if leader_of(step) == leader]
+        assert len(led) > 2 * MAX_ROUNDS_OF_ONE
+        for step in led:
+            await world.commit(step, step)
+
+    asyncio.run(scenario())
+
+
+def test_rounds_that_the_stage_is_past_are_nobody_s_share(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path)
+        leader, other = leader_of(7), next(peer for peer in MEMBERS if peer != leader_of(7))
+        await world.commits(range(MAX_ROUNDS_OF_ONE), 7)
+        assert set(world.service._opened_by.values()) == {leader}
+        world.lowest = 8
+        later = next(step for step in range(8, 64) if leader_of(step) == other)
+        await world.commit(0, later)
+        assert set(world.service._opened_by.values()) == {other}
+
+    asyncio.run(scenario())
+
+
+def test_in_a_round_that_was_forgotten_nothing_is_signed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.witness_service, "MAX_OPEN_ROUNDS", 4)
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        assert await world.promise(0, 7, 1) is not None
+        rounds = [*world.service._rounds]
+        for step in range(8, 16):
+            world.lowest = step
+            await world.commit(step, step)
+        assert rounds[0] not in world.service._rounds
+        world.lowest = 7
+        assert await world.promise(0, 7, 2) is None
+
+    asyncio.run(scenario())
