@@ -166,7 +166,7 @@ class Justice:
             self._is_out,
             self._indebted,
         )
-        self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
+        self.stated = StatedStates(run, ledger, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
         self.newcomers = Newcomers(
             run.settings, run.run_id, followed, self._tickets, beacon, lambda: self.table, self._promote, emit
         )
@@ -182,7 +182,7 @@ class Justice:
             "quarantine",
             "pardon",
         )
-        for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
+        for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over", "withdrawn"):
             self._remember(event.kind, event.facts)
         for peer in self.bans:  # it may have ended before it wrote that down
             self._is_judged(peer, [], is_true=True)
@@ -239,6 +239,8 @@ class Justice:
                 self._lift(Pardon.from_value(facts))
             case "debt":
                 self._owe(Debt.from_value(Fields("debt event", facts).message("debt")))
+            case "withdrawn":
+                self.stated.remember(facts)
             case "strike":
                 fields = Fields("strike", facts)
                 accuser, version = fields.peer("peer_id"), Version(fields.integer("version"))

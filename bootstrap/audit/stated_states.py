@@ -5,9 +5,10 @@ stage's state has said, under its signature, enough to be proved wrong without b
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.state import verify_hashes
@@ -15,7 +16,7 @@ from swarm.checkpoint.transfer import MAX_HASH_BYTES, MAX_STATE_BYTES_PER_VALUE
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex
 from swarm.host_protocol import STATE, STATED, WITHDRAW
 from swarm.network.transport import Message, Transport
@@ -44,6 +45,7 @@ class StatedStates:
     def __init__(
         self,
         run: PreparedRun,
+        ledger: Ledger,
         tickets: Mapping[PeerId, Ticket],
         followed: Mapping[int, FollowedStage],
         on_stated: Callable[[StageIndex], None],
@@ -53,6 +55,7 @@ class StatedStates:
         statement of who has taken back too many.
         """
         self._run = run
+        self._ledger = ledger
         self._tickets = tickets
         self._followed = followed
         self._heard = on_stated
@@ -60,9 +63,11 @@ class StatedStates:
         self._held: dict[int, dict[int, dict[PeerId, Stated]]] = {}
         """By stage, version and peer."""
         self._newest: dict[PeerId, StateStatement] = {}
-        """What each peer stated last."""
+        """What each peer stated last, to this process."""
         self._withdrawn: dict[PeerId, list[int]] = {}
         """Of each peer, up to which versions it took back what it had stated; the newest."""
+        self._taken_back: dict[PeerId, StateStatement] = {}
+        """Of who took back any: the last that was known here of it then, also to an earlier process."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -152,18 +157,46 @@ class StatedStates:
         fields = Fields("withdrawal", request.meta)
         version = fields.integer("version")
         fields.done()
-        newest = self._newest.get(sender)
-        if newest is None:
-            return Message()
-        version = min(version, int(newest.version))
-        if not self.has_withdrawn(sender, version):
-            for number, stated in self._held.get(newest.stage, {}).items():
-                if number <= version:
-                    stated.pop(sender, None)
-            before = self._withdrawn.setdefault(sender, [])
-            before[:] = sorted({*before, version})[-FAULTS_TO_STAY_OUT:]
-            log.warning("%s takes back what it stated up to version %d of stage %d", sender, version, newest.stage)
-            self._heard(newest.stage)
-            if len(before) == FAULTS_TO_STAY_OUT and before[-1] - before[0] < FAULT_VERSIONS:
-                await self._unreliable(newest)
+        ticket, newest = self._tickets.get(sender), self._newest.get(sender)
+        if newest is not None:
+            await self._take_back(sender, newest.stage, min(version, int(newest.version)))
+        elif ticket is not None and ticket.stage in self._followed:  # perhaps it stated it to an earlier process
+            known = int(self._followed[ticket.stage].version) + MAX_AHEAD
+            await self._take_back(sender, ticket.stage, min(version, known))
         return Message()
+
+    async def _take_back(self, peer: PeerId, stage: StageIndex, version: int) -> None:
+        if self.has_withdrawn(peer, version):
+            return
+        newest = self._newest.get(peer)
+        last = newest or self._taken_back.get(peer)
+        withdrawn = _with(self._withdrawn.get(peer, ()), version)
+        are_too_many = len(withdrawn) == FAULTS_TO_STAY_OUT and withdrawn[-1] - withdrawn[0] < FAULT_VERSIONS
+        if are_too_many and last is None:  # else it would fill the ledger, and never be kept out
+            log.warning("%s takes back one state after another, of which none was ever known here", peer)
+            return
+        facts: Value = {"peer_id": peer, "version": version, "statement": value_or_none(newest)}
+        self._ledger.append("withdrawn", facts)
+        self.remember(facts)
+        for number, stated in self._held.get(stage, {}).items():
+            if number <= version:
+                stated.pop(peer, None)
+        log.warning("%s takes back what it stated up to version %d of stage %d", peer, version, stage)
+        self._heard(stage)
+        if are_too_many and last is not None:
+            await self._unreliable(last)
+
+    def remember(self, facts: Value) -> None:
+        """A withdrawal, as the ledger has it."""
+        fields = Fields("withdrawn", facts)
+        peer, version = fields.peer("peer_id"), fields.integer("version")
+        statement = fields.maybe("statement", StateStatement.from_value)
+        fields.done()
+        self._withdrawn[peer] = _with(self._withdrawn.get(peer, ()), version)
+        if statement is not None:
+            self._taken_back[peer] = statement
+
+
+def _with(withdrawn: Sequence[int], version: int) -> list[int]:
+    """The newest, with this one."""
+    return sorted({*withdrawn, version})[-FAULTS_TO_STAY_OUT:]

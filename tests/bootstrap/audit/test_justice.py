@@ -46,6 +46,7 @@ from swarm.host_protocol import (
     QUARANTINE,
     RESULTS,
     RETURN,
+    WITHDRAW,
     AccusationPiece,
 )
 from swarm.identity.key import Identity
@@ -589,6 +590,22 @@ def test_who_asks_for_admission_again_and_misses_no_round_owes_what_it_owed(cour
         with pytest.raises(RemoteError, match="owes"):
             await court.owed(3)
         assert court.debts() == 1
+
+    asyncio.run(play())
+
+
+def test_a_withdrawal_outlasts_the_host(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        target = court.past.target.peer_id
+        request = Message({"version": ROUNDS})
+        await court.target.call(court.host.peer_id, WITHDRAW, request, timeout_s=5.0, max_body_bytes=0)
+        assert court.justice.stated.has_withdrawn(target, ROUNDS)
+        court.ledger.close()
+        court.open()
+        assert court.justice.stated.has_withdrawn(target, ROUNDS)
+        assert not court.justice.stated.has_withdrawn(court.past.auditor.peer_id, 0)
+        court.ledger.close()
 
     asyncio.run(play())
 

@@ -9,10 +9,12 @@ import pytest
 
 from bootstrap.audit.stated_states import MAX_AHEAD, StatedStates
 from swarm.checkpoint.state import CHUNK_BYTES, merkle_root
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.transport import Message
 from tests.swarm.core.round.round_world import identities, identity_of
+from verification.audit.standing import FAULTS_TO_STAY_OUT
 from verification.state.state_statement import StateStatement
 
 RUN_ID = "ab" * 32
@@ -30,17 +32,29 @@ class Host:
         self.heard: list[StageIndex] = []
         self.chain = SimpleNamespace(name=NAME, members=MEMBERS)
         self.followed = SimpleNamespace(version=8, chain=self.chain, at=lambda version: self.chain)
-        followed: Any = {1: self.followed}
+        self._stages: Any = {1: self.followed}
         layout = SimpleNamespace(num_values=1 << 18)
         settings = SimpleNamespace(checkpoint=SimpleNamespace(snapshot_every=2))
-        run: Any = SimpleNamespace(run_id=RUN_ID, states=[SimpleNamespace(layout=layout)] * 2, settings=settings)
-        tickets: Any = {peer: SimpleNamespace(stage=STAGE) for peer in (*MEMBERS, STRANGER)}
+        self._run: Any = SimpleNamespace(run_id=RUN_ID, states=[SimpleNamespace(layout=layout)] * 2, settings=settings)
+        self._tickets: Any = {peer: SimpleNamespace(stage=STAGE) for peer in (*MEMBERS, STRANGER)}
         self.unreliable: list[PeerId] = []
+        self.lines: list[Value] = []
+        """Of its ledger."""
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """As a process that has nothing but the ledger."""
 
         async def unreliable(statement: StateStatement) -> None:
             self.unreliable.append(statement.peer_id)
 
-        self.board = StatedStates(run, tickets, followed, self.heard.append, unreliable)
+        ledger: Any = SimpleNamespace(append=lambda kind, facts: self.lines.append(facts))
+        self.board = StatedStates(self._run, ledger, self._tickets, self._stages, self.heard.append, unreliable)
+        for facts in self.lines:
+            self.board.remember(facts)
+
+    def withdraw(self, peer: PeerId, version: int) -> None:
+        self.call("withdraw", peer, {"version": version})
 
     def call(self, what: str, sender: PeerId, meta: dict[str, Any], body: bytes = b"") -> Message:
         handler = getattr(self.board, f"_on_{what}")
@@ -93,13 +107,11 @@ def test_a_first_word_stands_until_it_is_taken_back_and_is_not_given_again() -> 
     wrong = host.state(MEMBERS[1], b"wrong").state_digest
     host.state(MEMBERS[1], b"ours")
     assert host.board.digests(STAGE, 8, NAME)[MEMBERS[1]] == wrong
-    host.call("withdraw", MEMBERS[1], {"version": 8})
+    host.withdraw(MEMBERS[1], 8)
     assert host.board.has_withdrawn(MEMBERS[1], 8)
     assert host.shown(ours) == []
     host.state(MEMBERS[1], b"ours")
     assert MEMBERS[1] not in host.board.digests(STAGE, 8, NAME)
-    host.call("withdraw", STRANGER, {"version": 8})
-    assert not host.board.has_withdrawn(STRANGER, 8), "it had stated nothing"
 
 
 def test_what_is_taken_back_is_all_up_to_a_version_held_here_or_not_and_nothing_that_was_not_stated() -> None:
@@ -108,7 +120,7 @@ def test_what_is_taken_back_is_all_up_to_a_version_held_here_or_not_and_nothing_
         host.followed.version = version
         host.state(MEMBERS[1], b"wrong", version=Version(version))
     assert 8 not in host.board.versions(STAGE)
-    host.call("withdraw", MEMBERS[1], {"version": 1 << 60})
+    host.withdraw(MEMBERS[1], 1 << 60)
     assert host.board.has_withdrawn(MEMBERS[1], 8)
     assert host.board.has_withdrawn(MEMBERS[1], 22)
     assert host.shown(bytes(32), version=22) == []
@@ -117,6 +129,53 @@ def test_what_is_taken_back_is_all_up_to_a_version_held_here_or_not_and_nothing_
     host.state(MEMBERS[1], b"wrong", version=Version(24))
     assert host.shown(bytes(32), version=24) == [MEMBERS[1]]
     assert host.unreliable == [], "all of it was one fault"
+
+
+def test_what_is_taken_back_stays_so_after_the_host_has_begun_again() -> None:
+    """Else whoever kept the statement would have an honest machine banned that has mended itself since."""
+    host = Host()
+    host.state(MEMBERS[1], b"wrong")
+    host.withdraw(MEMBERS[1], 8)
+    host.begin_again()
+    assert host.board.has_withdrawn(MEMBERS[1], 8)
+    assert not host.board.has_withdrawn(MEMBERS[1], 9)
+    host.withdraw(MEMBERS[1], 8)
+    assert len(host.lines) == 1
+
+
+def test_what_was_stated_to_an_earlier_process_may_be_taken_back_and_little_beyond() -> None:
+    host = Host()
+    host.state(MEMBERS[1], b"wrong")
+    host.begin_again()
+    host.withdraw(MEMBERS[1], 8)
+    assert host.board.has_withdrawn(MEMBERS[1], 8)
+    host.withdraw(MEMBERS[2], 1 << 60)
+    assert host.board.has_withdrawn(MEMBERS[2], 8 + MAX_AHEAD)
+    assert not host.board.has_withdrawn(MEMBERS[2], 9 + MAX_AHEAD)
+    host.withdraw(PeerId("without a ticket"), 8)
+    assert not host.board.has_withdrawn(PeerId("without a ticket"), 8)
+
+
+def test_who_takes_back_what_nobody_knows_fills_no_ledger() -> None:
+    host = Host()
+    for version in range(8, 108):
+        host.followed.version = version
+        host.withdraw(STRANGER, version)
+    assert len(host.lines) == FAULTS_TO_STAY_OUT - 1
+    assert host.unreliable == []
+
+
+def test_what_was_taken_back_before_the_host_began_again_counts() -> None:
+    host = Host()
+    for version in (8, 16):
+        host.followed.version = version
+        host.state(MEMBERS[0], b"wrong", version=Version(version))
+        host.withdraw(MEMBERS[0], version)
+    host.begin_again()
+    assert host.unreliable == []
+    host.followed.version = 24
+    host.withdraw(MEMBERS[0], 24)
+    assert host.unreliable == [MEMBERS[0]]
 
 
 def test_who_is_out_has_stated_nothing() -> None:
@@ -135,8 +194,8 @@ def test_who_takes_back_three_in_a_hundred_versions_is_told_of(every: int, is_un
         assert host.unreliable == []
         host.followed.version = version = 1000 + number * every
         host.state(MEMBERS[0], b"wrong", version=Version(version))
-        host.call("withdraw", MEMBERS[0], {"version": version})
-        host.call("withdraw", MEMBERS[0], {"version": version})
+        host.withdraw(MEMBERS[0], version)
+        host.withdraw(MEMBERS[0], version)
     assert host.unreliable == ([MEMBERS[0]] if is_unreliable else [])
 
 
