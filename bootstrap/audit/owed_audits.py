@@ -56,6 +56,8 @@ class OwedAudits:
         self._restarted_at: dict[PeerId, int] = {}
         self._begun_at: dict[PeerId, int] = {}
         """Version of its stage when the peer's process began, as far as is believed."""
+        self._versions_at_start = {stage: int(one.version) for stage, one in followed.items()}
+        """Of each stage, when this process began: who was admitted before is believed to have begun by then."""
         self._asking = asyncio.Semaphore(ASK_AT_ONCE)
         self._shown: dict[Asked, None] = {}
         """What targets have shown, or are asked for: an auditor gets it twice at most, so one that asks again and again
@@ -132,6 +134,8 @@ class OwedAudits:
         """Raises TransientError for what an honest target need not have: not yet, not any more, or lost in a crash."""
         step, version = int(owed.step), self._version(owed.stage)
         begun = self._begun_at.get(owed.target)
+        if begun is None and owed.target in self._tickets:
+            begun = self._versions_at_start.get(owed.stage, 0)
         if begun is None or (step <= begun and self._was_away(owed, begun)):
             raise TransientError(f"{owed.target} has begun at version {begun}: it owes nothing of step {step}")
         if not step + REVEALED_AFTER <= version <= step + self._run.settings.audits.retained_versions:

@@ -594,6 +594,32 @@ def test_who_asks_for_admission_again_and_misses_no_round_owes_what_it_owed(cour
     asyncio.run(play())
 
 
+def test_who_was_admitted_before_the_host_began_again_owes_what_came_since(court: Court) -> None:
+    """It was asked for nothing any more, however much it withheld."""
+
+    class Since(Followed):
+        """Its older results are gone with the process that had them."""
+
+        def roster(self, step: int) -> Any:
+            return self._inner.roster(step) if step >= 2 else None
+
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        stage = Since(court.followed[STAGE], 2)
+        followed: Any = {STAGE: stage}
+        beacon = HostBeacon(CHAINS, followed)
+        Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed, beacon).serve()
+        stage.version = ROUNDS
+        with pytest.raises(TransientError, match="has begun at version 2"):
+            await court.owed(2)
+        with pytest.raises(RemoteError, match="owes"):
+            await court.owed(3)
+        assert court.debts() == 1
+
+    asyncio.run(play())
+
+
 def test_a_withdrawal_outlasts_the_host(court: Court) -> None:
     async def play() -> None:
         court.open()
