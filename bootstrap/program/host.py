@@ -695,9 +695,12 @@ class Host:
             "credit": [[peer, len(done), sum(item.num_tokens for item in done)] for peer, done in work.items() if done],
             "norm": None if all(part.is_empty for part in result.parts) else self._norm(result),
         }
-        if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
+        with self._ledger.together():  # a charge that is not there with its result never will be
+            is_new = self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}")
+            if is_new:
+                self.justice.certified(result)
+        if not is_new:
             return
-        self.justice.certified(result)
         self._expect_members(roster.members_after)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
