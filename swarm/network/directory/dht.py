@@ -17,12 +17,15 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import TimedStorage
 
 from swarm.core.canonical import Value, unpack
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
+from swarm.network.directory import persistent
 from swarm.network.directory.passed_on import PassedOn
+from swarm.network.directory.protocol import BoundedProtocol
 from swarm.network.directory.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, open_record, sign_record
 from swarm.network.directory.search import SearchingNode
 from swarm.network.directory.swarm_time import swarm_time
@@ -60,6 +63,8 @@ class DHTDirectory:
         self._found_wrong = 0
         self._passed_on = PassedOn(transport)
         self._passed_on.serve()
+        self._is_closing = False
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     async def create(cls, identity: Identity, transport: P2PTransport, *, serves: bool = True) -> "DHTDirectory":
@@ -75,6 +80,7 @@ class DHTDirectory:
         try:
             async with asyncio.timeout(_OPERATION_S):
                 p2p = await wrapper.replicate(Multiaddr(f"/unix{transport.daemon.control_path}"))
+                reading = persistent.mend(p2p)
                 node = await SearchingNode.create(
                     p2p=p2p,
                     client_mode=not serves,
@@ -89,8 +95,11 @@ class DHTDirectory:
                 )
         except Exception as error:
             raise LocalError(f"the DHT did not start: {error}") from error
+        assert isinstance(node.protocol, BoundedProtocol)
         node.protocol.storage = _BoundedStorage()
-        return cls(identity, transport, p2p, node, checks)
+        directory = cls(identity, transport, p2p, node, checks)
+        reading.add_done_callback(directory._on_deaf)
+        return directory
 
     async def join(self, addresses: Sequence[str]) -> int:
         """Connect to seeds (multiaddresses with /p2p/<peer id>) and merge with their DHT; returns how many answered.
@@ -182,11 +191,22 @@ class DHTDirectory:
         return values
 
     async def close(self) -> None:
+        self._is_closing = True
         if not self._transport.ended.is_set():
             with contextlib.suppress(Exception):  # p2pd may go meanwhile, and with it whom to say goodbye to
                 async with asyncio.timeout(_CLOSE_S):
                     await self._node.shutdown()
         await self._p2p.shutdown()
+        if self._ending is not None:
+            await self._ending
+
+    def _on_deaf(self, reading: "asyncio.Task[None]") -> None:
+        """A node that hears nothing is as good as one whose p2pd has ended: its owner stops or makes another."""
+        if self._is_closing or self._transport.ended.is_set():
+            return
+        why = None if reading.cancelled() else reading.exception()
+        logger.error("nothing is heard of p2pd any more, which is ended: %r", why)
+        self._ending = asyncio.ensure_future(self._transport.daemon.stop())
 
     def _check_alive(self) -> None:
         if self._transport.ended.is_set():
@@ -238,6 +258,8 @@ class _BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(maxsize=MAX_TOPICS)
+        self._topics_of = TimedStorage()
+        """By subkey, topics that it is stored under, or was, until the last of them has expired."""
 
     def store_subkey(self, key: DHTID, subkey: object, value: bytes, expiration_time: float) -> bool:
         present = self.get(key)
@@ -246,8 +268,22 @@ class _BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
             len(topic) >= MAX_RECORDS_PER_TOPIC or self._num_topics_of(subkey) >= MAX_TOPICS_OF_A_PEER
         ):
             return False
-        return bool(super().store_subkey(key, subkey, value, expiration_time))
+        is_stored = bool(super().store_subkey(key, subkey, value, expiration_time))
+        if is_stored:
+            known = self._topics_of.get(subkey)
+            topics = known.value if known is not None else set()
+            topics.add(key)
+            if known is None or known.expiration_time < expiration_time:
+                self._topics_of.store(subkey, topics, expiration_time)
+        return is_stored
 
     def _num_topics_of(self, subkey: object) -> int:
-        topics = (held.value for held in self.data.values())
-        return sum(isinstance(topic, DictionaryDHTValue) and subkey in topic for topic in topics)
+        known = self._topics_of.get(subkey)
+        if known is None:
+            return 0
+        known.value.intersection_update([topic for topic in known.value if self._is_under(topic, subkey)])
+        return len(known.value)
+
+    def _is_under(self, topic: DHTID, subkey: object) -> bool:
+        held = self.get(topic)
+        return held is not None and isinstance(held.value, DictionaryDHTValue) and subkey in held.value

@@ -10,9 +10,11 @@ from typing import TypeVar
 
 import pytest
 from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PHandlerError, PeerID
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
 from peer.adversary import strengths
@@ -22,7 +24,7 @@ from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity.key import Identity
 from swarm.network.directory.dht import MAX_RECORDS_PER_TOPIC, DHTDirectory
-from swarm.network.directory.records import sign_record
+from swarm.network.directory.records import MAX_RECORD_BYTES, sign_record
 from swarm.network.loop import new_event_loop
 from swarm.network.memory import MemoryNetwork
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
@@ -296,6 +298,91 @@ def test_lying_node_cannot_hide_what_others_hold(nodes: tuple[asyncio.Runner, li
             assert await honest.directory.lookup(topic) == expected
 
     runner.run(main())
+
+
+def test_a_stranger_asks_for_one_key_and_stores_one_record_at_a_time(
+    nodes: tuple[asyncio.Runner, list[Node]],
+) -> None:
+    """Thousands of keys in 7 KB cost a second of the event loop, and megabytes that stayed."""
+    runner, (victim, liar, _) = nodes
+    alice = Identity.generate()
+    topic = "one at a time"
+    key = DHTID.generate(source=topic)
+    value, expires = wrapped(alice, topic)
+    target, me = PeerID.from_base58(victim.identity.peer_id), dht_pb2.NodeInfo()
+
+    async def main() -> None:
+        stub = liar.directory._node.protocol.get_stub(target)
+        tag = MSGPackSerializer.dumps(alice.peer_id)
+        one = {"keys": [key.to_bytes()], "subkeys": [tag], "values": [value], "expiration_time": [expires]}
+        true = dht_pb2.StoreRequest(**one, in_cache=[False], peer=me)
+        dictionary = DictionaryDHTValue()
+        dictionary.store(alice.peer_id, value, expires)
+        whole = {"subkeys": [DHTProtocol.IS_DICTIONARY], "values": [MSGPackSerializer.dumps(dictionary)]}
+        for lie in (
+            dht_pb2.StoreRequest(**{name: 2 * parts for name, parts in one.items()}, in_cache=[False] * 2, peer=me),
+            dht_pb2.StoreRequest(**one, in_cache=[True], peer=me),
+            dht_pb2.StoreRequest(**{**one, **whole}, in_cache=[False], peer=me),
+            dht_pb2.StoreRequest(**one, in_cache=[False], peer=dht_pb2.NodeInfo(node_id=bytes(21))),
+        ):
+            with pytest.raises(P2PHandlerError, match="ValueError"):
+                await stub.rpc_store(lie, timeout=10)
+        assert victim.directory._node.protocol.storage.get(key) is None
+        assert (await stub.rpc_store(true, timeout=10)).store_ok == [True]
+        for keys in ([b""] * 3400, [key.to_bytes()] * 2, [b""], []):
+            with pytest.raises(P2PHandlerError, match="ValueError"):
+                await stub.rpc_find(dht_pb2.FindRequest(keys=keys, peer=me), timeout=10)
+        found = await stub.rpc_find(dht_pb2.FindRequest(keys=[key.to_bytes()], peer=me), timeout=10)
+        assert len(found.results) == 1
+        assert not victim.directory._p2p._client.control._handler_tasks
+
+    runner.run(main())
+
+
+def test_the_longest_answer_is_carried(nodes: tuple[asyncio.Runner, list[Node]]) -> None:
+    runner, (victim, liar, _) = nodes
+    storage, key = victim.directory._node.protocol.storage, DHTID.generate(source="full")
+
+    async def main() -> None:
+        for number in range(MAX_RECORDS_PER_TOPIC):
+            assert storage.store_subkey(key, f"{number:0>52}", bytes(MAX_RECORD_BYTES + 8), time.time() + 60)
+        stub = liar.directory._node.protocol.get_stub(PeerID.from_base58(victim.identity.peer_id))
+        found = await stub.rpc_find(dht_pb2.FindRequest(keys=[key.to_bytes()]), timeout=30)
+        assert len(found.results[0].value) > MAX_RECORDS_PER_TOPIC * MAX_RECORD_BYTES
+        del storage[key]
+
+    runner.run(main())
+
+
+def test_a_peer_has_one_node_however_many_it_makes_up(nodes: tuple[asyncio.Runner, list[Node]]) -> None:
+    runner, (victim, liar, _) = nodes
+    table = victim.directory._node.protocol.routing_table
+
+    async def main() -> None:
+        stub = liar.directory._node.protocol.get_stub(PeerID.from_base58(victim.identity.peer_id))
+        before = dict(table.uid_to_peer_id)
+        for number in range(40):
+            node = dht_pb2.NodeInfo(node_id=DHTID.generate(source=number).to_bytes())
+            await stub.rpc_ping(dht_pb2.PingRequest(peer=node), timeout=10)
+        assert len(table.uid_to_peer_id) == len(before)
+        await liar.directory._node.protocol.call_ping(PeerID.from_base58(victim.identity.peer_id))
+        await asyncio.sleep(0)
+        assert table.uid_to_peer_id == before
+
+    runner.run(main())
+
+
+def test_a_directory_that_hears_nothing_any_more_ends_p2pd(nodes: tuple[asyncio.Runner, list[Node]]) -> None:
+    async def main() -> None:
+        node = await Node.create()
+        node.directory._p2p._client.control._read_task.cancel()
+        async with asyncio.timeout(30):
+            await node.transport.ended.wait()
+        with pytest.raises(TransientError, match="p2pd has ended"):
+            await node.directory.lookup("t")
+        await node.close()
+
+    nodes[0].run(main())
 
 
 def test_topic_holds_a_bounded_number_of_peers(nodes: tuple[asyncio.Runner, list[Node]]) -> None:
