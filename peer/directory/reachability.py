@@ -84,6 +84,7 @@ class Reachability:
         self._renew_at = 0.0
         self._offer_at = 0.0
         self._mapper = mapper
+        self._forwarded_until = 0.0
         self._salt = secrets.token_bytes(16)
         """Of its order of volunteers' relays: one that others could know would be for sale, for some keys."""
         self._routers_word = ""
@@ -133,14 +134,16 @@ class Reachability:
             await keep_the_hosts_time(self._transport, self._host)
         if time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)
-            self._transport.forwarded, self._routers_word, ask_again_s = None, "", ASK_AGAIN_S
-            if told.is_silent(4) and self._mapper is not None:
-                told, forwarded, self._routers_word = await through_router(
-                    self._transport, self._host, self._mapper, told
-                )
-                if forwarded is not None:
-                    self._transport.forwarded = forwarded
-                    ask_again_s = min(ask_again_s, forwarded.lifetime_s / 2)
+            had, forwarded, routers_word = self._transport.forwarded, None, ""
+            # Whoever had a port forwarded may be dialled because of that: it is asked for again before it ends.
+            if self._mapper is not None and (had is not None or told.is_silent(4)):
+                told, forwarded, routers_word = await through_router(self._transport, self._host, self._mapper, told)
+            if forwarded is not None:
+                self._forwarded_until = time.monotonic() + forwarded.lifetime_s
+            elif had is not None and not told.is_silent(4) and time.monotonic() < self._forwarded_until:
+                forwarded = had  # the router did not answer this time
+            self._transport.forwarded, self._routers_word = forwarded, routers_word
+            ask_again_s = ASK_AGAIN_S if forwarded is None else min(ASK_AGAIN_S, forwarded.lifetime_s / 2)
             self._transport.dialled_back = told
             self._ask_at = time.monotonic() + ask_again_s
             if told.answers:
