@@ -5,6 +5,8 @@ A stream that its other end has closed meanwhile is not handed out. The other en
 """
 
 import asyncio
+from collections import Counter
+from dataclasses import dataclass
 
 from swarm.core.ids import PeerId
 from swarm.network.bulk.sockets import Stream, is_quiet
@@ -16,14 +18,25 @@ PUNCHED_KEPT_S, PUNCHED_KEPT_BY_CALLEE_S = 600.0, 660.0
 MOST_OF_A_PEER = 16
 """As many as carry a round over a slow line: a new connection would have to learn the line's rate again."""
 MOST_OF_ALL = 128
+"""Of those that were not punched: another is opened as soon as it is needed."""
+MOST_PUNCHED = 512
+"""As many as 21 peers are punched by; of more, whoever has the most gives up the one that rests longest."""
+
+
+@dataclass(frozen=True)
+class _Resting:
+    stream: Stream
+    timer: asyncio.TimerHandle
+    is_punched: bool
 
 
 class IdleStreams:
     """Open streams without a call, by the peer at their other end."""
 
     def __init__(self) -> None:
-        self._streams: dict[PeerId, list[tuple[Stream, asyncio.TimerHandle]]] = {}
-        self._count = 0
+        self._streams: dict[PeerId, list[_Resting]] = {}
+        self._count = Counter[bool]()
+        """Of those that were punched, and of those that were not."""
         self._waiting: dict[PeerId, asyncio.Future[None]] = {}
 
     def arrival(self, peer_id: PeerId) -> "asyncio.Future[None]":
@@ -41,10 +54,11 @@ class IdleStreams:
         return None
 
     def put(self, peer_id: PeerId, stream: Stream, *, is_punched: bool = False) -> None:
-        """The call on this stream has ended well, to the last byte of its answer. Punched ones are as few of a peer as
-        whoever punches makes."""
+        """The call on this stream has ended well, to the last byte of its answer. Of a peer as many punched ones are
+        kept as whoever punches makes, of others a few."""
         streams = self._streams.setdefault(peer_id, [])
-        if (len(streams) >= MOST_OF_A_PEER and not is_punched) or self._count >= MOST_OF_ALL:
+        others = sum(not known.is_punched for known in streams)
+        if not is_punched and (others >= MOST_OF_A_PEER or self._count[False] >= MOST_OF_ALL):
             stream.close()
             if not streams:
                 del self._streams[peer_id]
@@ -53,8 +67,10 @@ class IdleStreams:
         timer = asyncio.get_running_loop().call_later(
             PUNCHED_KEPT_S if is_punched else KEPT_S, self._expire, peer_id, stream
         )
-        streams.append((stream, timer))
-        self._count += 1
+        streams.append(_Resting(stream, timer, is_punched))
+        self._count[is_punched] += 1
+        if self._count[True] > MOST_PUNCHED:
+            self._give_up_punched()
         waiting = self._waiting.pop(peer_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -68,8 +84,15 @@ class IdleStreams:
         for peer_id in list(self._streams):
             self.drop(peer_id)
 
+    def _give_up_punched(self) -> None:
+        punched = {peer: [known.is_punched for known in streams] for peer, streams in self._streams.items()}
+        most = max(punched, key=lambda peer: sum(punched[peer]))
+        given_up = self._pop(most, punched[most].index(True))
+        assert given_up is not None
+        given_up.close()
+
     def _expire(self, peer_id: PeerId, stream: Stream) -> None:
-        held = [known for known, _ in self._streams.get(peer_id, ())]
+        held = [known.stream for known in self._streams.get(peer_id, ())]
         if stream in held:
             self._pop(peer_id, held.index(stream))
             stream.close()
@@ -78,9 +101,9 @@ class IdleStreams:
         streams = self._streams.get(peer_id)
         if not streams:
             return None
-        stream, timer = streams.pop(index)
-        timer.cancel()
-        self._count -= 1
+        popped = streams.pop(index)
+        popped.timer.cancel()
+        self._count[popped.is_punched] -= 1
         if not streams:
             del self._streams[peer_id]
-        return stream
+        return popped.stream

@@ -123,7 +123,7 @@ class Surroundings:
     """Takes calls on a connection from that address, once its greeting has told whose."""
     greet: Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]]
     take: Callable[[PeerId, SealedSocket], Awaitable[None]]
-    """Tries a stream, and keeps it if it is the peer's. Raises TransientError or RemoteError."""
+    """Tries a stream, and keeps it if it is the peer's, and few rest. Raises TransientError or RemoteError."""
 
 
 @dataclass
@@ -158,6 +158,8 @@ class _Link:
     """What is known of the way to one peer."""
 
     streams: "weakref.WeakSet[SealedSocket]" = field(default_factory=weakref.WeakSet)
+    num_came: int = 0
+    """Streams that were punched so far. Where too many rest one may be closed at once: its punch succeeded."""
     again_at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     moves: bool = False
@@ -323,7 +325,7 @@ class Puncher:
         while number < len(tries) and loop.time() < begin_until:
             version, supposed = tries[number]
             near = supposed == "moves" or (link.moves and version == 4)
-            had = link.num_streams
+            had = link.num_came
             try:
                 moves = await self._try(peer_id, version, near=near)
                 link.moves = link.moves or (moves and version == 4)
@@ -336,7 +338,7 @@ class Puncher:
                     await asyncio.sleep(REFUSED_S * (0.5 + random.random()))  # or two would keep step
             except (OSError, EOFError, TimeoutError, RemoteError) as error:
                 number, why = number + 1, str(error) or type(error).__name__
-            if link.num_streams > had:
+            if link.num_came > had:
                 link.moves = near
                 link.pause_s, link.again_at = FIRST_PAUSE_S, 0.0
                 return True
@@ -501,7 +503,9 @@ class Puncher:
         except BaseException:
             stream.close()
             raise
-        self._link(peer_id).streams.add(stream)
+        link = self._link(peer_id)
+        link.streams.add(stream)
+        link.num_came += 1
 
     async def _meet(self, meeting: "_Meeting", closing: ExitStack) -> None:
         with closing:

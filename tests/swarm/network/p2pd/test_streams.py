@@ -196,6 +196,36 @@ def test_as_many_punched_streams_of_a_peer_rest_as_are_punched() -> None:
     asyncio.run(main())
 
 
+def test_of_punched_streams_as_many_rest_and_whoever_has_most_gives_one_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, however many, take no place from them."""
+    monkeypatch.setattr(idle_streams, "MOST_OF_ALL", 3)
+    monkeypatch.setattr(idle_streams, "MOST_PUNCHED", 4)
+    pairs = []
+
+    def rest(idle: IdleStreams, who: str, *, is_punched: bool) -> socket.socket:
+        pairs.append(socket.socketpair())
+        ours = pairs[-1][0]
+        ours.setblocking(False)
+        idle.put(PeerId(who), ours, is_punched=is_punched)
+        return ours
+
+    async def main() -> None:
+        idle = IdleStreams()
+        others = [rest(idle, f"{number}", is_punched=False) for number in range(5)]
+        first, *more = [rest(idle, "a", is_punched=True) for _ in range(3)]
+        more += [rest(idle, name, is_punched=True) for name in "bc"]
+        assert [stream.fileno() >= 0 for stream in others] == [True] * 3 + [False] * 2
+        assert first.fileno() < 0
+        assert all(stream.fileno() >= 0 for stream in more)
+        idle.drop(PeerId("a"))
+        assert rest(idle, "d", is_punched=True).fileno() >= 0
+        idle.close()
+        for _, theirs in pairs:
+            theirs.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("said", [b"", b"unasked"])
 def test_idle_stream_that_was_closed_or_spoke_is_not_handed_out(said: bytes) -> None:
     async def main() -> None:

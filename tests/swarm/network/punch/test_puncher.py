@@ -16,6 +16,7 @@ from swarm.network.bulk.framing import ReplyHead
 from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sockets import Stream
 from swarm.network.loop import new_event_loop
+from swarm.network.p2pd import idle_streams
 from swarm.network.p2pd.p2p import SMALL_TALK_WAITS_S, P2PSettings, P2PTransport
 from swarm.network.punch import puncher as module
 from swarm.network.punch.puncher import PUNCH, Asked, Puncher
@@ -103,6 +104,23 @@ def test_bulk_of_both_goes_by_streams_of_one_punch_and_breaks_are_punched_again(
 
     async def refuse(_: PeerId, protocol: str) -> None:
         raise AssertionError(f"p2pd was asked for a stream of {protocol}")
+
+    three.run(main())
+
+
+@pytest.mark.parametrize("most_punched", [0, idle_streams.MOST_PUNCHED])
+def test_a_punch_succeeds_however_many_streams_rest(
+    three: Three, most_punched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_streams, "MOST_PUNCHED", most_punched)
+    monkeypatch.setattr(idle_streams, "MOST_OF_ALL", 0)  # all of them rest already
+    a, b = three.a, three.b
+
+    async def main() -> None:
+        await until_punched(a, b)
+        await asyncio.wait(puncher(a)._tasks | puncher(b)._tasks, timeout=5)
+        assert puncher(a)._links[b.peer_id].again_at == 0.0, "it is not one that failed"
+        assert bool(puncher(a).num_streams(b.peer_id)) == bool(most_punched)
 
     three.run(main())
 
