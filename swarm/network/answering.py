@@ -26,9 +26,12 @@ _LINGER_S = 5.0
 _GREET_S = 5.0
 """Whoever connects says by then who it is: until then it is anybody."""
 _ACCEPT_PAUSE_S = 0.1
+_P2PD = "p2pd"
+"""In place of the network of a stream that p2pd brings: it tells of none."""
 _MOST_STRANGERS = 64
 """Connections of whoever has not yet said who it is, and as many of whoever has and did not prove it yet: addresses are
-to be had by the thousand, and take no place from who was named. Neither take anything from those who have shown it."""
+to be had by the thousand, and take no place from who was named. None take anything from those who have shown it, or
+from who is expected, which has as many places beside."""
 
 Greet = Callable[[socket.socket], Awaitable[tuple[PeerId, Stream]]]
 """Learns which (authenticated) peer has opened an accepted connection, and how it is spoken to. Raises EOFError,
@@ -55,8 +58,13 @@ class Answering:
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
         """Of who has not said yet who it is, by address."""
+        self._by_p2pd: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
+        """Of whom p2pd is about to name."""
         self._greeted: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
-        """Of who has, or was named by p2pd, but has not shown it yet."""
+        """Of who has said it, or was named, and has not shown it yet: by address, for keys are to be had for nothing;
+        by peer where p2pd brings it, which has seen the key."""
+        self._expected: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
+        """Likewise of who is expected, by peer: nobody else takes a place from those."""
         self._unexpected: Places[asyncio.Task[None]] = Places(max(1, limits.max_streams // STRANGERS_SHARE))
         """Streams of who has shown it, and is not expected, by address: keys are to be had for nothing."""
         self._streams: Counter[PeerId] = Counter()
@@ -71,7 +79,7 @@ class Answering:
 
     def take(self, connection: socket.socket, greet: Greet, host: str, *, kept_s: float) -> None:
         """Answer calls on a connection that was made otherwise, from this address; at rest it is kept for so long."""
-        self._take(connection, greet, network_of(host), by_p2pd=False, kept_s=kept_s)
+        self._take(connection, greet, network_of(host), kept_s=kept_s)
 
     async def stop(self) -> None:
         """Cancel all handlers and close all streams."""
@@ -95,16 +103,14 @@ class Answering:
                 logger.warning("an incoming stream cannot be taken: %s", error)  # too many open files, say
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            by_p2pd = listener.family == socket.AF_UNIX
-            network = "p2pd" if by_p2pd else network_of(address[0])
-            self._take(connection, greet, network, by_p2pd=by_p2pd, kept_s=KEPT_BY_CALLEE_S)
+            network = _P2PD if listener.family == socket.AF_UNIX else network_of(address[0])
+            self._take(connection, greet, network, kept_s=KEPT_BY_CALLEE_S)
 
-    def _take(self, connection: socket.socket, greet: Greet, network: str, *, by_p2pd: bool, kept_s: float) -> None:
+    def _take(self, connection: socket.socket, greet: Greet, network: str, *, kept_s: float) -> None:
         task = self._start(self._answer(connection, greet, network, kept_s))
-        for places in (self._strangers, self._greeted, self._unexpected):
+        for places in (self._strangers, self._by_p2pd, self._greeted, self._expected, self._unexpected):
             task.add_done_callback(places.leave)
-        # p2pd names who it is in the same breath.
-        _take(self._greeted if by_p2pd else self._strangers, task, network)
+        _take(self._by_p2pd if network == _P2PD else self._strangers, task, network)
         task.add_done_callback(partial(_close, connection))  # if it never began
 
     def _admit(self, peer_id: PeerId) -> None:
@@ -140,10 +146,12 @@ class Answering:
             async with asyncio.timeout(_GREET_S):
                 peer_id, stream = await greet(connection)
             self._strangers.leave(task)
-            self._greeted.leave(task)
-            _take(self._greeted, task, peer_id)
+            self._by_p2pd.leave(task)
+            is_expected = self._services.is_expected(peer_id)
+            named = self._expected if is_expected else self._greeted
+            _take(named, task, peer_id if is_expected or network == _P2PD else network)
             head = await framing.read_first_head(stream, window_s=self._limits.window_s)  # which proves it
-            self._greeted.leave(task)
+            named.leave(task)
             admitted = peer_id
             self._admit(peer_id)
             if self._services.is_stranger(peer_id):

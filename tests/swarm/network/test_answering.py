@@ -66,11 +66,7 @@ def test_connections_from_many_networks_take_no_place_from_a_stream_that_was_nam
                 silent.append(one)
                 await loop.sock_connect(one, direct.getsockname())
             await asyncio.sleep(0.05)
-            head, body = framing.encode_request("echo", Message({}, b"answered"), timeout_s=5.0)
-            await send_all(caller, head + b"".join(body))
-            async with asyncio.timeout(30):
-                reply = await framing.read_reply_head(caller)
-                return bytes((await framing.read_content(caller, reply, window_s=5.0)).body)
+            return await _asked(caller)
         finally:
             for one in (caller, *silent):
                 one.close()
@@ -80,6 +76,52 @@ def test_connections_from_many_networks_take_no_place_from_a_stream_that_was_nam
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         assert runner.run(main()) == b"answered"
+
+
+async def _asked(caller: socket.socket) -> bytes:
+    """What a call on the stream is answered with."""
+    head, body = framing.encode_request("echo", Message({}, b"answered"), timeout_s=5.0)
+    await send_all(caller, head + b"".join(body))
+    async with asyncio.timeout(30):
+        reply = await framing.read_reply_head(caller)
+        return bytes((await framing.read_content(caller, reply, window_s=5.0)).body)
+
+
+def test_keys_of_one_address_that_prove_nothing_cut_off_neither_members_nor_who_is_elsewhere() -> None:
+    names = iter(["member", "elsewhere", *(f"stranger {number}" for number in range(NETWORKS))])
+
+    async def greet(connection: socket.socket) -> tuple[PeerId, Stream]:
+        connection.setblocking(False)
+        return PeerId(next(names)), connection
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        services = Services(ServiceLimits())
+        services.expect({PeerId("member")})
+        services.serve("echo", _echo, max_body_bytes=8)
+        answering = Answering(services, framing.Sent(), LIMITS)
+        listener = _listening(socket.AF_INET, ("127.0.0.1", 0))
+        answering.start(listener, greet)
+        opened = []
+        try:
+            for number in range(NETWORKS + 2):
+                caller = socket.socket()
+                caller.bind(("127.0.9.1" if number == 1 else "127.0.0.1", 0))
+                caller.setblocking(False)
+                opened.append(caller)
+                await loop.sock_connect(caller, listener.getsockname())
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            for caller in opened[:2]:
+                assert await _asked(caller) == b"answered"
+        finally:
+            for one in opened:
+                one.close()
+            await answering.stop()
+            listener.close()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_one_peer_announces_a_quarter_of_what_all_may() -> None:
