@@ -189,14 +189,21 @@ class Answering:
             request = await framing.read_content(stream, head, window_s=window_s)
             self.bytes_received += head.meta_bytes + head.body_bytes
             async with contextlib.AsyncExitStack() as turn:
-                async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
-                    meta, body = await _unless_closed(stream, ask(service, peer_id, head.method, request, turn))
+                body = memoryview(b"")
+                try:
+                    async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
+                        meta, body = await _unless_closed(stream, ask(service, peer_id, head.method, request, turn))
+                    head_and_meta = framing.encode_reply_head(meta, body)
+                # The stream goes on: a punched one costs both sides and an onlooker.
+                except RemoteError as error:
+                    head_and_meta = framing.encode_error(Status.REMOTE_READ, error.kind, str(error))
+                except TransientError as error:
+                    head_and_meta = framing.encode_error(Status.TRANSIENT_READ, "transient", str(error))
                 del request
-                head_and_meta = framing.encode_reply_head(meta, body)
                 await framing.send(stream, head_and_meta, body, window_s=window_s, sent=self._sent)
 
     async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
-        """Send an error; the caller closes."""
+        """Send an error before the request was read; the caller closes."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 await send_all(stream, framing.encode_error(status, kind, message))

@@ -51,6 +51,18 @@ class Status(enum.IntEnum):
     """Busy, not served here, or failed for a reason of its own: another peer may do better."""
     REMOTE = 2
     """The caller's request was wrong."""
+    TRANSIENT_READ = 3
+    REMOTE_READ = 4
+    """As those, of a request that was read to its last byte."""
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the stream may carry the next call: no byte of this one's request is left in it."""
+        return self not in (Status.TRANSIENT, Status.REMOTE)
+
+    @property
+    def is_transient(self) -> bool:
+        return self in (Status.TRANSIENT, Status.TRANSIENT_READ)
 
 
 @dataclass(frozen=True)

@@ -197,10 +197,12 @@ class P2PTransport:
             phase = "sending and waiting"
             head = await self._exchange_heads(stream, method, request_head, body, timeout_s, request.on_left)
             phase = "receiving the answer"
-            reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
-            if isinstance(stream, SealedSocket) or not (self._direct.knows(peer_id) or self._is_punched(peer_id)):
+            reply = await self._read_reply(stream, method, head, max_body_bytes)
+            is_kept = isinstance(stream, SealedSocket) or not (self._direct.knows(peer_id) or self._is_punched(peer_id))
+            if is_kept and head.status.was_read:
                 self._rest(peer_id, stream)
                 stream = None
+            _check_answered(peer_id, method, head.status, reply)
             reply_bytes = head.meta_bytes + head.body_bytes
             self._consider_direct(peer_id, reply_bytes, is_bulk=reply_bytes >= self._worth_bytes(peer_id))
             return reply
@@ -420,7 +422,7 @@ class P2PTransport:
         timeout_s = self._settings.connect_s
         request_head, body = framing.encode_request(PROVE, Message(), timeout_s=timeout_s)
         head = await self._exchange_heads(stream, PROVE, request_head, body, timeout_s)
-        await self._read_reply(stream, peer_id, PROVE, head, 0)
+        _check_answered(peer_id, PROVE, head.status, await self._read_reply(stream, PROVE, head, 0))
         if not self._is_punched(peer_id):
             self._idle.drop(peer_id)  # p2pd's
         self._idle.put(peer_id, stream, is_punched=True)
@@ -487,27 +489,21 @@ class P2PTransport:
                     wait_s=timeout_s,
                     window_s=self._settings.window_s,
                 )
-            if reply_head.status is Status.OK and not sending.is_done:
+            if reply_head.status.was_read and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
             return reply_head
         finally:
             sending.stop()
 
-    async def _read_reply(
-        self, stream: Stream, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int
-    ) -> Message:
+    async def _read_reply(self, stream: Stream, method: str, head: ReplyHead, max_body_bytes: int) -> Message:
+        """The answer, or the error that was sent in its place."""
         if head.body_bytes > (max_body_bytes if head.status is Status.OK else 0):
             raise RemoteError(
                 "too_large", f"{method}: an answer of {head.body_bytes} bytes is over the limit of {max_body_bytes}"
             )
         reply = await framing.read_content(stream, head, window_s=self._settings.window_s)
         self._bytes_received += head.meta_bytes + head.body_bytes
-        if head.status is Status.OK:
-            return reply
-        kind, message = decode_error(reply.meta)
-        if head.status is Status.TRANSIENT:
-            raise TransientError(f"{peer_id}: {message}")
-        raise RemoteError(kind, f"{method}: {message}")
+        return reply
 
     async def _listen(self) -> None:
         path = self._daemon.folder / "calls.sock"
@@ -618,6 +614,16 @@ class P2PTransport:
 async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:
     prepare(connection)
     return await read_stream_peer(connection), connection
+
+
+def _check_answered(peer_id: PeerId, method: str, status: Status, reply: Message) -> None:
+    """Raises TransientError or RemoteError as the peer says."""
+    if status is Status.OK:
+        return
+    kind, message = decode_error(reply.meta)
+    if status.is_transient:
+        raise TransientError(f"{peer_id}: {message}")
+    raise RemoteError(kind, f"{method}: {message}")
 
 
 async def _proven(_: PeerId, _request: Message) -> Message:

@@ -125,6 +125,27 @@ def test_a_punch_succeeds_however_many_streams_rest(
     three.run(main())
 
 
+@pytest.mark.parametrize("error", [TransientError("not now"), RemoteError("malformed", "no")])
+def test_a_refusal_costs_no_punched_stream(three: Three, error: Exception) -> None:
+    a, b = three.a, three.b
+
+    async def refuse(_: PeerId, request: Message) -> Message:
+        raise error
+
+    async def main() -> None:
+        b.serve("refuse", refuse, max_body_bytes=1 << 20)
+        await until_punched(a, b)
+        await asyncio.wait(puncher(a)._tasks | puncher(b)._tasks, timeout=5)
+        punched = set(puncher(a)._links[b.peer_id].streams)
+        for _ in range(2 * len(punched)):
+            with pytest.raises(type(error), match=str(error)):
+                await a.call(b.peer_id, "refuse", Message({}, BULK), timeout_s=10, max_body_bytes=0)
+        assert all(stream.fileno() >= 0 for stream in punched)
+        await three.echo(a, b)
+
+    three.run(main())
+
+
 def test_nobody_is_dialled_on_a_word_that_is_not_the_hosts(three: Three) -> None:
     a, b = three.a, three.b
 
@@ -196,9 +217,9 @@ def answered_by(peer: P2PTransport, monkeypatch: pytest.MonkeyPatch) -> list[tup
     found: list[tuple[str, bool]] = []
     plain = peer._read_reply
 
-    async def read_reply(stream: Stream, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int) -> Message:
+    async def read_reply(stream: Stream, method: str, head: ReplyHead, max_body_bytes: int) -> Message:
         found.append((method, isinstance(stream, SealedSocket)))
-        return await plain(stream, peer_id, method, head, max_body_bytes)
+        return await plain(stream, method, head, max_body_bytes)
 
     monkeypatch.setattr(peer, "_read_reply", read_reply)
     return found
