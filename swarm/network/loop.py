@@ -23,6 +23,9 @@ YOUNG_OBJECTS = 20_000
 """So many new containers outlive their functions before the collector looks for rings among them."""
 SETTLE_AGAIN_S = 3600.0
 """And what was loaded and dropped since is collected."""
+OPEN_FILES = 4096
+"""A peer in touch with many has over a thousand streams, and the system's usual limit is 1024: past it a program can
+neither call nor be called."""
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, terminated_s: float | None = None) -> Result:
@@ -30,11 +33,24 @@ def run(main: Callable[[asyncio.Event], Awaitable[Result]], *, terminated_s: flo
 
     `terminated_s`: so long after SIGTERM it is cancelled: nobody is there to send a second one. None: never.
     """
+    _allow_open_files()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             return runner.run(_until_stopped(main, terminated_s))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+
+
+def _allow_open_files() -> None:
+    """As many as are needed, or as the system lets this user have."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

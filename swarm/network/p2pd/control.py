@@ -91,7 +91,10 @@ class ControlClient:
 
     async def _send(self, request: "p2pd_pb2.Request") -> "tuple[socket.socket, p2pd_pb2.Response]":
         loop = asyncio.get_running_loop()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # too many open files
+            raise ControlError(f"p2pd cannot be asked: {error}") from error
         try:
             prepare(connection)
             await loop.sock_connect(connection, str(self._control_path))

@@ -47,12 +47,15 @@ class Upnp:
             return  # it is away, or has forgotten them
 
     async def _run(self, what: str, ports: Sequence[int], within_s: float) -> dict[str, Any]:
-        program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarm.network.router.igd", what, self._interface or "", *map(str, ports)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        try:
+            program = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "swarm.network.router.igd", what, self._interface or "", *map(str, ports)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+        except OSError as error:  # too many open files, or no memory for it
+            raise TransientError(f"no router could be asked to forward a port: {error} (UPnP)") from error
         assert program.stdout is not None
         try:
             async with asyncio.timeout(within_s):

@@ -1,6 +1,7 @@
 """A program is signalled and its end watched."""
 
 import asyncio
+import resource
 import select
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from swarm.network.loop import in_thread_to_its_end, run
+from swarm.network.loop import OPEN_FILES, in_thread_to_its_end, run
 
 PROGRAM = """
 import asyncio
@@ -116,3 +117,18 @@ def test_who_is_cancelled_waits_for_the_end_of_its_thread() -> None:
 
     asyncio.run(main())
     assert came == ["taken", "left"]
+
+
+def test_a_program_may_have_as_many_files_open_as_a_crowd_of_streams_takes() -> None:
+    async def limit(_: asyncio.Event) -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        assert run(limit) == wanted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        assert run(limit) == hard, "what is more stays"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,10 +1,12 @@
 """A router that speaks UPnP forwards ports, whatever it is like, and what it may answer instead."""
 
 import asyncio
+import errno
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import NoReturn
 
 import pytest
 from aiohttp import web
@@ -42,6 +44,16 @@ def _has_time(monkeypatch: pytest.MonkeyPatch) -> None:
 async def routing(router: UpnpRouter) -> AsyncIterator[Upnp]:
     async with await router.serve():
         yield Upnp(HOME)
+
+
+def test_a_program_that_cannot_be_started_is_a_router_that_forwards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with pytest.raises(TransientError, match="too many open files"):
+        asyncio.run(Upnp().ask([4001]))
+    asyncio.run(Upnp().end([4001]))
 
 
 @pytest.mark.parametrize("leases", [True, False], ids=["for a time", "until it is told to end"])
