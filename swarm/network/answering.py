@@ -184,7 +184,8 @@ class Answering:
             self._idle.pop(task, None)
 
     async def _answer_request(self, stream: Stream, peer_id: PeerId, head: RequestHead) -> None:
-        with self._services.admitted(peer_id, head.method, head.body_bytes) as service:
+        announced = self._services.admitted(peer_id, head.method, head.body_bytes, meta_bytes=head.meta_bytes)
+        with announced as service:
             window_s = self._limits.window_s
             request = await framing.read_content(stream, head, window_s=window_s)
             self.bytes_received += head.meta_bytes + head.body_bytes

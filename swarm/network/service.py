@@ -20,7 +20,11 @@ MAX_METHOD_BYTES = 64
 PEERS_SHARE = 4
 """One peer's calls announce at most a fourth of the bytes that all may."""
 STRANGERS_SHARE = 4
-"""All who are not expected together have a fourth of each limit: keys cost nothing, and must not crowd out members."""
+"""All who are not expected together have a fourth of each limit: keys cost nothing, and must not crowd out members. Of
+their calls of a method one has a fourth, and so have those with long headers."""
+SHORT_META_BYTES = 64 << 10
+"""A stranger's call with a longer header takes one of a few places: bytes that drip hold it for up to an hour. Rounds'
+messages are longer where a stage is large, and come of who has just become a member too: they are not refused."""
 MAX_ERROR_CHARACTERS = 1000
 
 
@@ -55,6 +59,10 @@ class Services:
         self._expected: frozenset[PeerId] = frozenset()
         self._strangers_calls: Counter[str] = Counter()
         """Of each method, calls of those who are not expected."""
+        self._strangers_long_calls: Counter[str] = Counter()
+        """Of them those with long headers."""
+        self._calls_of_stranger: Counter[tuple[str, PeerId]] = Counter()
+        """Of each method, those of one."""
         self._strangers_bytes = 0
 
     def expect(self, peers: Iterable[PeerId]) -> None:
@@ -78,8 +86,8 @@ class Services:
         self._services[method] = replace(self._services[method], turn=turn)
 
     @contextlib.contextmanager
-    def admitted(self, peer_id: PeerId, method: str, body_bytes: int) -> Iterator[Service]:
-        """Hold a place for a call whose body is announced.
+    def admitted(self, peer_id: PeerId, method: str, body_bytes: int, *, meta_bytes: int = 0) -> Iterator[Service]:
+        """Hold a place for a call whose header and body are announced.
 
         Raises TransientError when the method is not served here or too much is going on, RemoteError("too_large").
         """
@@ -100,9 +108,12 @@ class Services:
                 f"busy: {self._calls_of_method[method]} open calls of {method}, {self._calls_of_peer[peer_id]} of yours"
             )
         is_stranger = self.is_stranger(peer_id)
+        is_long = meta_bytes > SHORT_META_BYTES
         if is_stranger:
-            self._check_strangers(method, body_bytes)
+            self._check_strangers(peer_id, method, body_bytes, is_long=is_long)
             self._strangers_calls[method] += 1
+            self._strangers_long_calls[method] += is_long
+            self._calls_of_stranger[method, peer_id] += 1
             self._strangers_bytes += body_bytes
         self._calls_of_method[method] += 1
         self._calls_of_peer[peer_id] += 1
@@ -112,6 +123,10 @@ class Services:
         finally:
             if is_stranger:
                 self._strangers_calls[method] -= 1
+                self._strangers_long_calls[method] -= is_long
+                self._calls_of_stranger[method, peer_id] -= 1
+                if not self._calls_of_stranger[method, peer_id]:
+                    del self._calls_of_stranger[method, peer_id]
                 self._strangers_bytes -= body_bytes
             self._bytes_of_peer[peer_id] -= body_bytes
             self._calls_of_method[method] -= 1
@@ -120,11 +135,15 @@ class Services:
                 del self._calls_of_peer[peer_id]  # strangers come and go: no trace of one remains
                 del self._bytes_of_peer[peer_id]
 
-    def _check_strangers(self, method: str, body_bytes: int) -> None:
-        """Raises TransientError where they have their share already."""
+    def _check_strangers(self, peer_id: PeerId, method: str, body_bytes: int, *, is_long: bool) -> None:
+        """Raises TransientError where they have their share already, or this one of it."""
         limits, calls = self._limits, self._strangers_calls[method]
+        share = max(1, limits.max_calls_per_method // STRANGERS_SHARE)
+        of_one = max(1, share // STRANGERS_SHARE)
         if (
-            calls >= max(1, limits.max_calls_per_method // STRANGERS_SHARE)
+            calls >= share
+            or self._calls_of_stranger[method, peer_id] >= of_one
+            or (is_long and self._strangers_long_calls[method] >= of_one)
             or self._strangers_bytes + body_bytes > limits.max_incoming_bytes // STRANGERS_SHARE
         ):
             raise TransientError(f"busy: {calls} open calls of {method} by peers that are not known here")

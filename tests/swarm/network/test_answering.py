@@ -13,7 +13,7 @@ from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
 from swarm.network.bulk.sockets import Stream, send_all
 from swarm.network.loop import new_event_loop
-from swarm.network.service import ServiceLimits, Services
+from swarm.network.service import SHORT_META_BYTES, STRANGERS_SHARE, ServiceLimits, Services
 from swarm.network.transport import Message
 
 LIMITS = AnsweringLimits(window_s=30.0, longest_call_s=30.0, max_streams=16)
@@ -155,6 +155,68 @@ def test_strangers_share_a_quarter_of_each_limit_once_somebody_is_expected() -> 
             pass
         with services.admitted(PeerId("3"), "echo", 40), services.admitted(member, "echo", 100):
             pass
+
+
+def test_one_stranger_and_those_with_long_headers_have_a_quarter_of_strangers_places_each() -> None:
+    """64 streams of one key, each with a header that drips, held all of a method's for an hour."""
+    services, long = Services(ServiceLimits(max_calls_per_method=64)), SHORT_META_BYTES + 1
+    services.serve("echo", _echo, max_body_bytes=8)
+    services.expect({PeerId("member")})
+    with contextlib.ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(services.admitted(PeerId("liar"), "echo", 0))
+        with pytest.raises(TransientError, match="not known here"), services.admitted(PeerId("liar"), "echo", 0):
+            pass
+        for number in range(4):
+            held.enter_context(services.admitted(PeerId(f"{number}"), "echo", 0, meta_bytes=long))
+        with (
+            pytest.raises(TransientError, match="not known here"),
+            services.admitted(PeerId("other"), "echo", 0, meta_bytes=long),
+        ):
+            pass
+        held.enter_context(services.admitted(PeerId("other"), "echo", 0, meta_bytes=SHORT_META_BYTES))
+        for _ in range(8):
+            held.enter_context(services.admitted(PeerId("member"), "echo", 0, meta_bytes=long))
+    with services.admitted(PeerId("liar"), "echo", 0, meta_bytes=long):
+        pass
+    assert not services._calls_of_stranger
+
+
+def test_a_header_that_drips_leaves_places_to_other_strangers(tmp_path: Path) -> None:
+    names = iter(["one", "two", "three"])
+
+    async def greet(connection: socket.socket) -> tuple[PeerId, Stream]:
+        connection.setblocking(False)
+        return PeerId(next(names)), connection
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        services = Services(ServiceLimits(max_calls_per_method=4 * STRANGERS_SHARE))
+        services.expect({PeerId("member")})
+        services.serve("echo", _echo, max_body_bytes=8)
+        answering = Answering(services, framing.Sent(), LIMITS)
+        listener = _listening(socket.AF_UNIX, str(tmp_path / "calls.sock"))
+        answering.start(listener, greet)
+        opened = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        long, _ = framing.encode_request("echo", Message({"": bytes(SHORT_META_BYTES)}), timeout_s=5.0)
+        try:
+            for caller in opened:
+                caller.setblocking(False)
+                await loop.sock_connect(caller, str(tmp_path / "calls.sock"))
+            for caller in opened[:2]:
+                await send_all(caller, long[:100])
+                await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                assert (await framing.read_reply_head(opened[1])).status is framing.Status.TRANSIENT
+            assert await _asked(opened[2]) == b"answered"
+        finally:
+            for one in opened:
+                one.close()
+            await answering.stop()
+            listener.close()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
 
 
 def test_a_crowd_of_keys_with_calls_that_never_end_leaves_most_streams_to_members(tmp_path: Path) -> None:
