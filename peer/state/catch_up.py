@@ -35,7 +35,7 @@ from swarm.checkpoint.transfer import (
 )
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
-from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.errors import DiskFullError, LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Result
@@ -236,7 +236,7 @@ class CatchUp:
         self._wake.set()
 
     async def run(self) -> None:
-        """Watch for falling behind or off the roster, and mend it, for ever."""
+        """Watch for falling behind or off the roster, and mend it, for ever. Raises DiskFullError."""
         while True:
             steps = self._steps
             if steps.is_over or (self._takes_part and not self._behind and not self._is_wrong):
@@ -256,6 +256,8 @@ class CatchUp:
                     await self._load_snapshot(donor)
                 else:
                     await self._advance(donor)
+            except DiskFullError:  # the volunteer is told, and all else stands still, too
+                raise
             except (TransientError, RemoteError, TimeoutError, LocalError) as error:
                 log.info("catching up from %s: %s", donor[-6:], error)
                 await asyncio.sleep(PAUSE_S)

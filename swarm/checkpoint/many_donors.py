@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import DiskFullError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.transfers import MOST_LANES, lanes_of
 
@@ -20,6 +20,8 @@ MOST_OF_ALL = 64
 LOOK_S = 1.0
 LOOK_FOR_MORE_S = 20.0
 """Between two looks for donors that were cut off and are back, or are new: a state is on its way for many minutes."""
+MOST_VAIN_LOOKS = 3
+"""In a row, nobody being left: a home line that was cut off is back within a minute, or not soon."""
 MOST_FAILURES = 4
 LATE_TIMES = 4.0
 """At the end a piece is asked of another donor if the first has not given it in so many times as long as any took
@@ -40,7 +42,8 @@ async def from_donors(
     Each is asked for one at first, and for more as fast as they come. A donor that fails is asked no more, unless
     `more` names it again; where it gave some before, or another piece came meanwhile, for half as many at a time, and
     one more each time that it gave so many, until it has failed `MOST_FAILURES` times running. Raises the last one's
-    error when pieces are left and nobody is.
+    error when pieces are left and nobody is: with `more`, when `MOST_VAIN_LOOKS` have then brought no piece. Raises
+    DiskFullError at once: that is no donor's fault.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
     false = set[PeerId]()
@@ -48,21 +51,23 @@ async def from_donors(
     slowest_s: dict[PeerId, float] = {}
     """Of the pieces that a donor gave."""
     failures, failed_at = Counter[PeerId](), dict[PeerId, float]()
-    came_at = -math.inf
+    came_at, vain_looks = -math.inf, 0
     most = dict.fromkeys(donors, float(MOST_LANES))
     began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
 
     async def one(donor: PeerId, piece: Piece) -> None:
-        nonlocal last, came_at
+        nonlocal last, came_at, vain_looks
         asked_at = time.monotonic()
         try:
             came[donor] += await fetch(donor, piece)
-            came_at = time.monotonic()
+            came_at, vain_looks = time.monotonic(), 0
             slowest_s[donor] = max(came_at - asked_at, slowest_s.get(donor, 0.0))
             failures[donor] = 0
             most[donor] = min(MOST_LANES, most[donor] + 1 / most[donor])
+        except DiskFullError:
+            raise
         except (TransientError, RemoteError) as error:
             if asked_at >= failed_at.get(donor, -math.inf):  # what fails together has failed once
                 failures[donor] += 1
@@ -90,8 +95,12 @@ async def from_donors(
         return min(int(most[donor]), lanes_of(came[donor] / max(now - began[donor], 1e-3), most=MOST_LANES))
 
     async def look_for_more(find: More) -> None:
+        nonlocal vain_looks
         while True:
             await asyncio.sleep(LOOK_FOR_MORE_S)
+            vain_looks += not running
+            if vain_looks > MOST_VAIN_LOOKS:
+                return
             for donor in set(await find((most.keys() - failed) | false)) - false:
                 log.info("%s gives pieces, too", donor[-6:])
                 failed.discard(donor)
@@ -115,10 +124,11 @@ async def from_donors(
                 donor, piece = free[0], todo.popleft()
                 busy[donor] += 1
                 running[asyncio.ensure_future(one(donor, piece))] = donor, piece, time.monotonic()
-            if not running:
+            if not running and (not todo or looking is None or looking.done()):
                 break
-            done, _ = await asyncio.wait(running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            under_way = [*running] or [task for task in (looking,) if task is not None]
+            done, _ = await asyncio.wait(under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & running.keys():
                 del running[task]
                 task.result()
             if looking is not None and looking.done():

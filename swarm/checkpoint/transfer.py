@@ -268,23 +268,20 @@ async def fetch_chunks(
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
     A donor that fails, or gives another chunk, is asked no more. Raises the last one's TransientError or
-    RemoteError, or TimeoutError.
+    RemoteError, or TimeoutError; DiskFullError or LocalError where the disk does not take what comes.
     """
     chunk_s, cold = transfer_s(settings, MOST_LANES * CHUNK_BYTES), ColdBytes(folder, "chunks")
     here: dict[bytes, memoryview] = held if held is not None else {}
-
-    def taken(index: int, data: memoryview) -> memoryview:
-        verify_chunk(offer.hashes, index, data)
-        return cold.put(data)
 
     async def fetch(donor: PeerId, index: int) -> int:
         meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
         try:
             answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
-            here[offer.hashes[index]] = await asyncio.to_thread(taken, index, memoryview(answer.body))
+            await asyncio.to_thread(verify_chunk, offer.hashes, index, answer.body)
         except (TransientError, RemoteError) as error:
             log.warning("chunk %d of version %d from %s: %s", index, offer.version, donor, error)
             raise
+        here[offer.hashes[index]] = await asyncio.to_thread(cold.put_all, [answer.body])
         return len(answer.body)
 
     num_chunks = num_chunks_of(offer.total_bytes)

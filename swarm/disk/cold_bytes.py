@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.disk.placed_bytes import write_at
+from swarm.disk.room import disk_room
 
 log = logging.getLogger(__name__)
 
@@ -46,28 +47,33 @@ class ColdBytes:
         """The same bytes, on disk, read-only; itself where the disk does not take them."""
         if self._folder is None or not len(body):
             return body
-        found = self._on_disk([body])
-        return body if found is None else found
-
-    def put_all(self, bodies: Sequence[bytes | bytearray | memoryview]) -> memoryview:
-        """Their bytes end to end, on disk; in memory where the disk does not take them."""
-        found = self._on_disk([memoryview(body) for body in bodies]) if self._folder is not None and bodies else None
-        return memoryview(b"".join(bodies)) if found is None else found
-
-    def _on_disk(self, bodies: Sequence[memoryview]) -> memoryview | None:
-        assert self._folder is not None
         try:
-            with self._lock:
-                if self._file is None:
-                    self._file = self._next_file(self._folder)
-                place = self._file.room_for(sum(map(len, bodies)))
-            place.write(bodies)
+            found = self._on_disk(self._folder, [body])
         except OSError as error:
             if not self._is_full:
                 log.warning("%s: bytes that are seldom read stay in memory: %s", self._folder, error)
             self._is_full = True
-            return None
+            return body
         self._is_full = False
+        return found
+
+    def put_all(self, bodies: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+        """Their bytes end to end, on disk and nowhere else: a whole state, or what comes of one, fills any memory.
+
+        Raises DiskFullError where the disk took no more, LocalError where it failed otherwise.
+        """
+        if self._folder is None or not bodies:
+            return memoryview(b"".join(bodies))
+        with disk_room(self._folder):
+            return self._on_disk(self._folder, [memoryview(body) for body in bodies])
+
+    def _on_disk(self, folder: Path, bodies: Sequence[memoryview]) -> memoryview:
+        """Raises OSError."""
+        with self._lock:
+            if self._file is None:
+                self._file = self._next_file(folder)
+            place = self._file.room_for(sum(map(len, bodies)))
+        place.write(bodies)
         return place.read()
 
     def begin_anew(self) -> None:

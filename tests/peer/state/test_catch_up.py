@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.step_state import StepParts
 from peer.state import catch_up
 from peer.state.catch_up import JOIN, PAUSE_S, CatchUp
+from peer.state.joining_state import JoiningState
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
-from swarm.core.errors import TransientError
+from swarm.core.errors import DiskFullError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.state.stage_chain import StageChain
@@ -331,3 +333,24 @@ def test_where_the_stage_is_counts_by_members_words_and_anew_when_it_goes_back()
     assert [version for _, version in catching_up._stage_was] == [3, 4, 6]
     catching_up._stage_is_at(5, member)
     assert [version for _, version in catching_up._stage_was] == [5]
+
+
+def test_a_disk_that_takes_no_state_ends_it_and_so_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, (done,) = stage_that_made(1)
+
+    async def fetch(*arguments: object, **options: object) -> object:
+        raise DiskFullError("make room")
+
+    monkeypatch.setattr(JoiningState, "fetch", fetch)
+
+    async def main() -> None:
+        steps = steps_at(run, done.chain)
+        steps.context.snapshots = SimpleNamespace(folder=Path())
+        mine = MemoryNetwork(random.Random(0)).transport(ME)
+        catching_up = with_donor(steps, mine, DONOR.peer_id, adopt=None)
+        catching_up.load_anew()
+        async with asyncio.timeout(FOR_S):
+            await catching_up.run()
+
+    with pytest.raises(DiskFullError, match="make room"):
+        run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import pytest
 
 import swarm.checkpoint.many_donors
-from swarm.checkpoint.many_donors import MOST_FAILURES, from_donors
-from swarm.core.errors import RemoteError, TransientError
+from swarm.checkpoint.many_donors import MOST_FAILURES, MOST_VAIN_LOOKS, from_donors
+from swarm.core.errors import DiskFullError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.transfers import LEAST_LANES, MOST_LANES
 
@@ -207,3 +207,57 @@ def test_what_came_before_all_failed_is_not_fetched_again() -> None:
 
     asyncio.run(main())
     assert not lines.came
+
+
+def test_where_all_were_cut_off_for_a_while_they_are_looked_for_and_nothing_comes_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A newcomer's own line was away for seconds: every donor failed four times, and the state was begun anew."""
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_FOR_MORE_S", 0.05)
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.02)
+    came, looks, is_away = Counter[int](), 0, False
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        nonlocal is_away
+        await asyncio.sleep(0.001)
+        is_away = is_away or came.total() == 50
+        if is_away and looks < MOST_VAIN_LOOKS:
+            raise TransientError("it is cut off")
+        came[piece] += 1
+        return PIECE_BYTES
+
+    async def more(giving: Collection[PeerId]) -> list[PeerId]:
+        nonlocal looks
+        looks += is_away
+        return [] if looks < MOST_VAIN_LOOKS else [FAST]
+
+    asyncio.run(from_donors([FAST, NEW], range(100), fetch, more=more))
+    assert came == Counter(range(100))
+
+
+def test_where_nobody_comes_back_it_ends_after_a_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_FOR_MORE_S", 0.02)
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.01)
+    looks, lines = 0, Lines()
+
+    async def more(giving: Collection[PeerId]) -> list[PeerId]:
+        nonlocal looks
+        looks += 1
+        return [DEAD]
+
+    with pytest.raises(TransientError, match="cut off"):
+        asyncio.run(from_donors([DEAD], range(4), lines.fetch, more=more))
+    assert looks == MOST_VAIN_LOOKS
+
+
+def test_a_full_disk_is_no_donors_fault() -> None:
+    asked = Counter[PeerId]()
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        asked[donor] += 1
+        await asyncio.sleep(0)
+        raise DiskFullError("make room")
+
+    with pytest.raises(DiskFullError):
+        asyncio.run(from_donors([FAST, SLOW], range(40), fetch))
+    assert asked.total() <= 2 * LEAST_LANES

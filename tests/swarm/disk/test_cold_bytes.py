@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swarm.core.errors import DiskFullError
 from swarm.disk import cold_bytes
 from swarm.disk.cold_bytes import ALIGNMENT_BYTES, ColdBytes
 
@@ -80,6 +81,8 @@ def test_where_the_disk_takes_no_more_it_stays_in_memory(
         full.setattr(cold_bytes.os, "pwrite", pwrite)
         assert [cold.put(body) is body for _ in range(3)] == [True] * 3
         assert [record.name for record in caplog.records].count(cold_bytes.__name__) == 1
+        with pytest.raises(DiskFullError, match="make room there"):  # gigabytes of a state stayed in memory
+            cold.put_all([body])
     assert cold.put(body) is not body
     assert ColdBytes(None, "parts").put(body) is body
 
