@@ -5,7 +5,6 @@ state that all stages can reach together.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.checkpoint.transfer import fetch_offer, fetch_state
 from swarm.core.canonical import Value
-from swarm.core.errors import AmendedError, RemoteError, TransientError
+from swarm.core.errors import AmendedError, DiskFullError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.settings import RunSettings
@@ -75,7 +74,8 @@ class FirstState:
         """The state and the certified facts: of its genesis for a founder, of a snapshot later.
 
         Waits for the run to begin, or for enough of those who were there to come back. Raises RemoteError for a host
-        that says what is not so, TransientError without one, AmendedError if the run has other settings by now.
+        that says what is not so, TransientError without one, AmendedError if the run has other settings by now,
+        DiskFullError where the disk does not take the state.
         """
         past = KeptPast(self.kept, self.stage, self.settings, self.layout, self.threads)
         continuing = Continuing(past, self.host.peer_id)
@@ -96,14 +96,18 @@ class FirstState:
             chain = StageChain.begin(genesis, self.settings)
             has_begun, was_here = True, await asyncio.to_thread(past.newest, chain.lineage) >= 0
             if self.me in genesis.members and fields.boolean("begins") and not was_here:
-                with contextlib.suppress(TransientError):
+                try:
                     state = await self._beginning(genesis, to_version, continuing, initial)
                     return replace(state, name=genesis.name), chain
+                except (AmendedError, DiskFullError):
+                    raise
+                except (TransientError, RemoteError, TimeoutError) as error:  # the run may begin again elsewhere
+                    log.info("the state that the stage begins from: %s", error)
             # The stage began without this process: its present state is with the peers that went on.
             try:
                 if not fields.boolean("is_lost"):  # newcomers that are left there are nobody to go on with
                     return await self._present(chain, past)
-            except AmendedError:
+            except (AmendedError, DiskFullError):
                 raise
             except TransientError as error:
                 log.info("the present state: %s", error)
@@ -134,8 +138,9 @@ class FirstState:
     async def _beginning(
         self, genesis: Genesis, to_version: int, continuing: Continuing, initial: StageState | None
     ) -> StageState:
-        """The state that the genesis names: from here, or from the host. Raises TransientError."""
-        if initial is not None and state_digest(initial) == genesis.state_digest:
+        """The state that the genesis names: from here, or from the host. Raises TransientError, RemoteError,
+        TimeoutError."""
+        if initial is not None and await asyncio.to_thread(state_digest, initial) == genesis.state_digest:
             return initial
         state = await continuing.state_of(genesis, to_version)
         return state if state is not None else await from_elsewhere(genesis, self._wanted(genesis))
@@ -155,7 +160,9 @@ class FirstState:
                     self.transport, self.host.peer_id, self.stage, self.layout, self.settings, self.kept
                 )
                 return state
-            except TransientError as error:
+            except DiskFullError:
+                raise
+            except (TransientError, RemoteError, TimeoutError) as error:  # the host may have begun from another one
                 log.info("initial state: %s", error)
                 await asyncio.sleep(HOST_RETRY_S)
         raise TransientError(f"the host does not give the state of stage {self.stage}")
