@@ -20,7 +20,7 @@ from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepParts
 from peer.stage.events import Overtaken
-from peer.state.joining_state import JoiningState
+from peer.state.joining_state import BrokenOff, JoiningState
 from peer.state.way_back import bytes_of_result_and_state
 from swarm.checkpoint.state import Bytes
 from swarm.checkpoint.transfer import (
@@ -210,8 +210,7 @@ class CatchUp:
         """At which version the stage was found, when that was a new one."""
         self._asked_at: Version | None = None
         """The version that was here when this peer last asked to join."""
-        self._chunks: dict[bytes, memoryview] = {}
-        """Of a state whose transfer broke off."""
+        self._broken_off = BrokenOff()
         self._is_wrong = False
         """This peer's own state is not the stage's."""
         self._version = steps.version
@@ -487,7 +486,7 @@ class CatchUp:
             replica.layout,
             steps.context.snapshots.folder,
             own.amendments,
-            self._chunks,
+            self._broken_off,
         )
         others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)

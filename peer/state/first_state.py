@@ -17,7 +17,7 @@ from peer.directory.host import HOST_RETRY_S, Host
 from peer.directory.neighbours import stage_topic
 from peer.state.continuing import Continuing, from_elsewhere
 from peer.state.donors import donors_of
-from peer.state.joining_state import JoiningState
+from peer.state.joining_state import BrokenOff, JoiningState
 from peer.state.way_back import state_to_go_on_from
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import StageState, state_digest
@@ -67,8 +67,7 @@ class FirstState:
     say: Callable[[str], None]
     """Told in words what is waited for, whenever that changes."""
     rng: random.Random
-    chunks: dict[bytes, memoryview] = field(default_factory=dict)
-    """Of a state whose transfer broke off."""
+    broken_off: BrokenOff = field(default_factory=BrokenOff)
 
     async def get(self) -> tuple[StageState, StageChain]:
         """The state and the certified facts: of its genesis for a founder, of a snapshot later.
@@ -190,5 +189,5 @@ class FirstState:
             self.layout,
             self.kept,
             self.amendments,
-            held=self.chunks,
+            broken_off=self.broken_off,
         )

@@ -64,6 +64,25 @@ def agreed(members: Collection[PeerId], offers: Mapping[PeerId, Offer]) -> Chose
     return chosen
 
 
+@dataclass
+class BrokenOff:
+    """What is here of a state whose transfer broke off. It is one state's: tries do not pile up on the disk."""
+
+    chosen: ChosenState | None = None
+    chunks: dict[bytes, memoryview] = field(default_factory=dict)
+    """By hash."""
+
+    def go_on_with(self, chosen: ChosenState, offer: Offer) -> None:
+        """This is the state that comes now: what is here of others, and not of this one, goes."""
+        self.chosen = chosen
+        for other in self.chunks.keys() - set(offer.hashes):
+            del self.chunks[other]
+
+    def clear(self) -> None:
+        self.chosen = None
+        self.chunks.clear()
+
+
 @dataclass(frozen=True)
 class JoiningState:
     """Chooses and fetches the state of one stage."""
@@ -79,8 +98,9 @@ class JoiningState:
     """Where what comes lies until all of it is here."""
     amendments: int
     """Of the run, that are in the settings."""
-    held: dict[bytes, memoryview] = field(default_factory=dict)
-    """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
+    broken_off: BrokenOff = field(default_factory=BrokenOff)
+    """It is gone on with, for as long as somebody gives that state and the results since: a home line takes longer for
+    a state than members do to make the next, and whoever began anew with each would never end."""
 
     async def fetch(
         self,
@@ -95,11 +115,22 @@ class JoiningState:
         `donors` are asked for chunks, the first of them first, and whom `find` names while they give them: it takes
         many minutes, and somebody was cut off when it began. `members` are those whose word counts without the host.
         Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run with
-        more amendments.
+        more amendments, DiskFullError or LocalError when the disk does not take it.
         """
-        chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
-        if chosen.version <= newer_than:
-            raise TransientError(f"version {chosen.version} is {chosen.reason}, and {newer_than} is here already")
+        voters = set(members) - {self.transport.peer_id}
+        newest = await self._choose(voters, newer_than)
+        if newest.version <= newer_than:
+            raise TransientError(f"version {newest.version} is {newest.reason}, and {newer_than} is here already")
+        chosen, holders = newest, dict[PeerId, Offer]()
+        begun = self.broken_off.chosen
+        if begun is not None and begun.version > newer_than and self._leads_to(begun, newest):
+            chosen, holders = begun, await self._holders(list(donors)[:MOST_DONORS], begun)
+        if not holders:
+            chosen, holders = newest, await self._holders(list(donors)[:MOST_DONORS], newest)
+        if not holders:
+            raise TransientError(
+                f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"
+            )
 
         async def more(giving: Collection[PeerId]) -> Iterable[PeerId]:
             left = MOST_DONORS - len(giving)
@@ -110,26 +141,43 @@ class JoiningState:
             except TransientError as error:
                 log.info("more donors of version %d: %s", chosen.version, error)
                 known = donors
-            return await self._holders([donor for donor in known if donor not in giving][:left], chosen)
+            found = await self._holders([donor for donor in known if donor not in giving][:left], chosen)
+            if not found and not giving:
+                await self._check_is_not_replaced(chosen, voters, newer_than)
+            return found
 
-        holders = await self._holders(list(donors)[:MOST_DONORS], chosen)
-        if not holders:
-            raise TransientError(
-                f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"
-            )
         offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
+        self.broken_off.go_on_with(chosen, offer)
         try:
             chunks = await fetch_chunks(
-                self.transport, list(holders), offer, self.settings, self.folder, self.held, more
+                self.transport, list(holders), offer, self.settings, self.folder, self.broken_off.chunks, more
             )
+            self.broken_off.clear()
             state = await asyncio.to_thread(read_state, self.layout, chunks, chosen.digest, self.folder)
         except (RemoteError, TimeoutError) as error:
-            raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
+            why = str(error) or "not in time"
+            raise TransientError(f"version {chosen.version} from {len(holders)} donors: {why}") from error
         if (state.version, state.name) != (chosen.version, chosen.chain.name):
             raise TransientError(f"the state that is {chosen.reason} is of {state.version}, not of {chosen.version}")
-        self.held.clear()
         log.info("version %d of stage %d: %s, %d donors", chosen.version, self.stage, chosen.reason, len(holders))
         return state, chosen.chain
+
+    async def _check_is_not_replaced(self, chosen: ChosenState, voters: set[PeerId], newer_than: int) -> None:
+        """Raises TransientError where those who say what is to be fetched are there, and say that it is another."""
+        try:
+            newest = await self._choose(voters, newer_than)
+        except AmendedError:
+            raise
+        except TransientError as error:
+            log.info("whether version %d is still to be had: %s", chosen.version, error)
+            return
+        if newest.digest != chosen.digest:
+            raise TransientError(f"nobody gives version {chosen.version} any more; {newest.version} is {newest.reason}")
+
+    def _leads_to(self, begun: ChosenState, newest: ChosenState) -> bool:
+        """Whether members have the results from the one to the other: whoever has the older comes on by them."""
+        behind = newest.version - begun.version
+        return begun.chain.lineage == newest.chain.lineage and behind <= self.settings.retained_results
 
     async def _holders(self, donors: Iterable[PeerId], chosen: ChosenState) -> dict[PeerId, Offer]:
         """Who of them has that state."""

@@ -1,6 +1,7 @@
 """Many pieces of one thing from several donors: each gives as many as it can, and none is asked for twice at a time."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -31,7 +32,8 @@ Piece = TypeVar("Piece")
 Fetch = Callable[[PeerId, Piece], Awaitable[int]]
 """Have a piece of one donor here; its bytes. Raises TransientError or RemoteError where it does not give it."""
 More = Callable[[Collection[PeerId]], Awaitable[Iterable[PeerId]]]
-"""Who gives pieces, too, beside these: those that were cut off and are back among them."""
+"""Who gives pieces, too, beside these: those that were cut off and are back among them. Raises TransientError where
+nobody will."""
 
 
 async def from_donors(
@@ -51,7 +53,7 @@ async def from_donors(
     slowest_s: dict[PeerId, float] = {}
     """Of the pieces that a donor gave."""
     failures, failed_at = Counter[PeerId](), dict[PeerId, float]()
-    came_at, vain_looks = -math.inf, 0
+    came_at, vain_looks, nobody_is_left = -math.inf, 0, asyncio.Event()
     most = dict.fromkeys(donors, float(MOST_LANES))
     began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
@@ -97,7 +99,10 @@ async def from_donors(
     async def look_for_more(find: More) -> None:
         nonlocal vain_looks
         while True:
-            await asyncio.sleep(LOOK_FOR_MORE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_FOR_MORE_S):
+                    await (nobody_is_left.wait() if not vain_looks else asyncio.sleep(LOOK_FOR_MORE_S))
+            nobody_is_left.clear()
             vain_looks += not running
             if vain_looks > MOST_VAIN_LOOKS:
                 return
@@ -126,6 +131,8 @@ async def from_donors(
                 running[asyncio.ensure_future(one(donor, piece))] = donor, piece, time.monotonic()
             if not running and (not todo or looking is None or looking.done()):
                 break
+            if not running:
+                nobody_is_left.set()
             under_way = [*running] or [task for task in (looking,) if task is not None]
             done, _ = await asyncio.wait(under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             for task in done & running.keys():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import swarm.checkpoint.many_donors
-from peer.state.joining_state import Find, JoiningState, agreed
+from peer.state.joining_state import BrokenOff, Find, JoiningState, agreed
 from swarm.checkpoint.state import CHUNK_BYTES, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.errors import TransientError
@@ -87,10 +87,13 @@ class Scene:
         self.asked: list[tuple[PeerId, int]] = []
         """(donor, index) of every chunk."""
         self.joiner = self.network.transport(JOINER)
+        self.broken_off = BrokenOff()
+        self.anchor = anchor
         if anchor is not None:
 
             async def on_anchor(sender: PeerId, request: Message) -> Message:
-                return Message({"anchor": anchor.to_value()})
+                assert self.anchor is not None
+                return Message({"anchor": self.anchor.to_value()})
 
             self.network.transport(HOST).serve(ANCHOR, on_anchor, max_body_bytes=0)
 
@@ -142,6 +145,7 @@ class Scene:
         wanted = JoiningState(
             *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
             *(run.replicas[STAGE][0].layout, self.folder, 0),
+            self.broken_off,
         )
         members = self.truth.members if members is None else members
         donors = self.truth.members if donors is None else donors
@@ -209,6 +213,97 @@ def test_who_was_cut_off_when_it_began_and_is_there_now_gives_chunks_too(
     asyncio.run(play())
 
 
+def first_alone(at: int, chunk: bytes) -> bytes:
+    """A line that was cut off after one chunk."""
+    if at:
+        raise TransientError("it is cut off")
+    return chunk
+
+
+async def broke_off(scene: Scene) -> None:
+    """The joiner has the first chunk of version 1; then a newer one is anchored."""
+    scene.donor(0, spoil=first_alone)
+    with pytest.raises(TransientError, match="cut off"):
+        await scene.join(donors=scene.truth.members[:1], find=nobody)
+    scene.anchor = scene.truth.anchor(2)
+    scene.asked.clear()
+
+
+async def nobody() -> list[PeerId]:
+    return []
+
+
+@pytest.fixture
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.01)
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_FOR_MORE_S", 0.02)
+
+
+@pytest.mark.usefixtures("looks_soon")
+def test_a_state_that_broke_off_is_gone_on_with_though_a_newer_one_is_anchored(truth: Truth) -> None:
+    """Snapshots came every 8 versions, and a state took longer: each try began anew, with gigabytes already here."""
+
+    async def play() -> None:
+        scene = Scene(truth, truth.anchor(1))
+        await broke_off(scene)
+        scene.honest(1)
+        state, chain = await scene.join(donors=truth.members[1:2])
+        assert state_digest(state) == truth.digest(1)
+        assert chain == truth.snapshots[1][1]
+        assert sorted(at for _, at in scene.asked) == list(range(1, len(state_chunks(state))))
+        assert scene.broken_off == BrokenOff()
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("looks_soon")
+@pytest.mark.parametrize("why", ["nobody has it", "it is too old", "it is another past", "a newer one is wanted"])
+def test_a_state_that_broke_off_and_leads_nowhere_is_let_go(truth: Truth, why: str) -> None:
+    async def play() -> None:
+        scene = Scene(truth, truth.anchor(1))
+        await broke_off(scene)
+        begun = scene.broken_off.chosen
+        assert begun is not None
+        assert len(scene.broken_off.chunks) == 1
+        scene.donor(1, {2: truth.snapshots[2]} if why == "nobody has it" else None, spoil=first_alone)
+        if why == "it is too old":
+            old = Version(1 - truth.run.settings.retained_results)
+            scene.broken_off.chosen = replace(begun, chain=replace(begun.chain, version=old))
+        if why == "it is another past":
+            scene.broken_off.chosen = replace(begun, chain=replace(begun.chain, lineage=bytes(32)))
+        newer_than = 1 if why == "a newer one is wanted" else -1
+        with pytest.raises(TransientError, match="cut off"):
+            await scene.join(donors=truth.members[1:2], newer_than=newer_than, find=nobody)
+        chosen = scene.broken_off.chosen
+        assert chosen is not None
+        assert chosen.version == 2
+        hashes = set(offer_of(*truth.snapshots[2]).hashes)
+        assert scene.broken_off.chunks.keys() <= hashes, "no try's chunks pile up on those of others"
+
+    asyncio.run(play())
+
+
+def test_a_state_that_every_donor_has_dropped_meanwhile_is_waited_for_by_nobody(truth: Truth) -> None:
+    """They have the next one, and say so at once: no look later, as where the own line is away."""
+
+    async def play() -> None:
+        scene = Scene(truth, truth.anchor(1))
+
+        def dropped(at: int, chunk: bytes) -> bytes:
+            scene.anchor = truth.anchor(2)
+            scene.donor(0, {2: truth.snapshots[2]})
+            raise TransientError("no chunk of version 1 here")
+
+        scene.donor(0, spoil=dropped)
+        async with asyncio.timeout(10.0):
+            with pytest.raises(TransientError, match="nobody gives version 1 any more; 2 is anchored"):
+                await scene.join(donors=truth.members[:1])
+            state, _ = await scene.join(donors=truth.members[:1])
+        assert state.version == 2
+
+    asyncio.run(play())
+
+
 def test_chunks_come_from_several_donors_and_a_corrupt_one_from_another(truth: Truth) -> None:
     async def play() -> None:
         scene = Scene(truth, truth.anchor(2))
@@ -224,6 +319,7 @@ def test_chunks_come_from_several_donors_and_a_corrupt_one_from_another(truth: T
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("looks_soon")
 @pytest.mark.parametrize("spoilt", [b"", b"x" * CHUNK_BYTES])
 def test_the_joiner_refuses_when_every_donor_gives_other_chunks(truth: Truth, spoilt: bytes) -> None:
     async def play() -> None:
