@@ -488,16 +488,16 @@ class CatchUp:
             own.amendments,
             self._broken_off,
         )
-        others = [peer for peer in self._others() if peer != donor]
-        self._rng.shuffle(others)
 
         async def find() -> list[PeerId]:
-            return self._others()
+            others = [peer for peer in self._others() if peer != donor]
+            self._rng.shuffle(others)
+            return [donor, *others]
 
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = own.members if steps.context.settings.trust == "public" else self._peers_of_stage() or own.members
         newer_than = -1 if self._is_wrong else int(steps.version)
-        state, chain = await wanted.fetch([donor, *others], members, newer_than=newer_than, find=find)
+        state, chain = await wanted.fetch(await find(), members, newer_than=newer_than, find=find)
         if chain.version <= steps.version and not self._is_wrong:  # meanwhile
             return
         self._is_wrong = False

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 LATEST = (1 << 63) - 1
 """The version up to which the host's latest anchor is asked for."""
+ASKED_TIMES = 4
+"""For a state, as many donors as there are places, until one has it: each time may last as long as a call."""
 Find = Callable[[], Awaitable[Sequence[PeerId]]]
 """Who serves the stage by now; they can be called."""
 
@@ -112,8 +114,11 @@ class JoiningState:
     ) -> tuple[StageState, StageChain]:
         """The state, and the chain of its version, which is above `newer_than`.
 
-        `donors` are asked for chunks, the first of them first, and whom `find` names while they give them: it takes
-        many minutes, and somebody was cut off when it began. `members` are those whose word counts without the host.
+        `donors` are asked for chunks, members of that version's chain first and then the others in their order, and
+        whom `find` names while they give them: it takes many minutes, and somebody was cut off when it began. As
+        strangers say what they like, they come in any order but a fixed one. `members` are those whose word counts
+        without the host.
+
         Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run with
         more amendments, DiskFullError or LocalError when the disk does not take it.
         """
@@ -124,24 +129,21 @@ class JoiningState:
         chosen, holders = newest, dict[PeerId, Offer]()
         begun = self.broken_off.chosen
         if begun is not None and begun.version > newer_than and self._leads_to(begun, newest):
-            chosen, holders = begun, await self._holders(list(donors)[:MOST_DONORS], begun)
+            chosen, holders = begun, await self._more_holders(donors, begun)
         if not holders:
-            chosen, holders = newest, await self._holders(list(donors)[:MOST_DONORS], newest)
+            chosen, holders = newest, await self._more_holders(donors, newest)
         if not holders:
             raise TransientError(
                 f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"
             )
 
-        async def more(giving: Collection[PeerId]) -> Iterable[PeerId]:
-            left = MOST_DONORS - len(giving)
-            if left <= 0:
-                return ()
+        async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> Iterable[PeerId]:
             try:
                 known = await find() if find is not None else donors
             except TransientError as error:
                 log.info("more donors of version %d: %s", chosen.version, error)
                 known = donors
-            found = await self._holders([donor for donor in known if donor not in giving][:left], chosen)
+            found = await self._more_holders([donor for donor in known if donor not in but], chosen, giving)
             if not found and not giving:
                 await self._check_is_not_replaced(chosen, voters, newer_than)
             return found
@@ -178,6 +180,25 @@ class JoiningState:
         """Whether members have the results from the one to the other: whoever has the older comes on by them."""
         behind = newest.version - begun.version
         return begun.chain.lineage == newest.chain.lineage and behind <= self.settings.retained_results
+
+    async def _more_holders(
+        self, donors: Iterable[PeerId], chosen: ChosenState, giving: Collection[PeerId] = ()
+    ) -> dict[PeerId, Offer]:
+        """Who of them gives that state beside those that are `giving` it. Of a certified member no stranger takes the
+        place: there is one for it, too, where strangers hold all."""
+        members = frozenset(chosen.chain.members)
+        known = [donor for donor in donors if donor not in giving]
+        certified = [donor for donor in known if donor in members]
+        found = await self._first_holders(certified, chosen, MOST_DONORS - len(members & set(giving)))
+        others = [donor for donor in known if donor not in members]
+        return found | await self._first_holders(others, chosen, MOST_DONORS - len(giving) - len(found))
+
+    async def _first_holders(self, donors: Sequence[PeerId], chosen: ChosenState, at_most: int) -> dict[PeerId, Offer]:
+        """Those among the first of them; among the next where none of these has it, and so a few times."""
+        for start in range(0, min(len(donors), ASKED_TIMES * at_most), max(1, at_most)):
+            if holders := await self._holders(donors[start : start + at_most], chosen):
+                return holders
+        return {}
 
     async def _holders(self, donors: Iterable[PeerId], chosen: ChosenState) -> dict[PeerId, Offer]:
         """Who of them has that state."""

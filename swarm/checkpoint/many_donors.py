@@ -21,6 +21,11 @@ MOST_OF_ALL = 64
 LOOK_S = 1.0
 LOOK_FOR_MORE_S = 20.0
 """Between two looks for donors that were cut off and are back, or are new: a state is on its way for many minutes."""
+FAR_BELOW = 0.25
+"""Of what the others give on average: who gives less, with all that is under way, makes room for somebody new. Else
+strangers could hold all places, and let bytes drip."""
+LOOKED_BACK_S = 4 * LOOK_FOR_MORE_S
+"""What a donor gave before counts half: one that was fast may drip now."""
 MOST_VAIN_LOOKS = 3
 """In a row, nobody being left: a home line that was cut off is back within a minute, or not soon."""
 MOST_FAILURES = 4
@@ -31,9 +36,9 @@ either: what came of it is lost, and all the rest need not wait for a line that 
 Piece = TypeVar("Piece")
 Fetch = Callable[[PeerId, Piece], Awaitable[int]]
 """Have a piece of one donor here; its bytes. Raises TransientError or RemoteError where it does not give it."""
-More = Callable[[Collection[PeerId]], Awaitable[Iterable[PeerId]]]
-"""Who gives pieces, too, beside these: those that were cut off and are back among them. Raises TransientError where
-nobody will."""
+More = Callable[[Collection[PeerId], Collection[PeerId]], Awaitable[Iterable[PeerId]]]
+"""Who gives pieces, too, in places that the first leave free: those that were cut off and are back among them, but none
+of the second, who gave something else or are to be replaced. Raises TransientError where nobody will."""
 
 
 async def from_donors(
@@ -54,16 +59,19 @@ async def from_donors(
     """Of the pieces that a donor gave."""
     failures, failed_at = Counter[PeerId](), dict[PeerId, float]()
     came_at, vain_looks, nobody_is_left = -math.inf, 0, asyncio.Event()
+    largest = 0
     most = dict.fromkeys(donors, float(MOST_LANES))
     began = dict.fromkeys(donors, time.monotonic())
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
 
     async def one(donor: PeerId, piece: Piece) -> None:
-        nonlocal last, came_at, vain_looks
+        nonlocal last, came_at, vain_looks, largest
         asked_at = time.monotonic()
         try:
-            came[donor] += await fetch(donor, piece)
+            num_bytes = await fetch(donor, piece)
+            came[donor] += num_bytes
+            largest = max(largest, num_bytes)
             came_at, vain_looks = time.monotonic(), 0
             slowest_s[donor] = max(came_at - asked_at, slowest_s.get(donor, 0.0))
             failures[donor] = 0
@@ -106,11 +114,33 @@ async def from_donors(
             vain_looks += not running
             if vain_looks > MOST_VAIN_LOOKS:
                 return
-            for donor in set(await find((most.keys() - failed) | false)) - false:
+            slow = far_below(time.monotonic())
+            found = set(await find(most.keys() - failed - slow, false | slow)) - false - slow
+            for donor in found:
                 log.info("%s gives pieces, too", donor[-6:])
                 failed.discard(donor)
                 failures[donor] = 0
                 most[donor], began[donor], came[donor] = MOST_LANES, time.monotonic(), 0
+            for donor in slow if found else ():
+                log.info("%s gives far less than others: it makes room for one", donor[-6:])
+                failed.add(donor)
+                for task in [one for one, (who, _, _) in running.items() if who == donor and not one.done()]:
+                    todo.appendleft(running.pop(task)[1])
+                    task.cancel()
+
+    def far_below(now: float) -> set[PeerId]:
+        """The slowest of those who give, if it is far below the others; nobody else."""
+        for donor in most if todo else ():
+            if now - began[donor] > LOOKED_BACK_S:
+                began[donor], came[donor] = (began[donor] + now) / 2, came[donor] // 2
+        giving = [donor for donor in most if donor not in failed and now - began[donor] >= LOOK_FOR_MORE_S]
+        rates = {donor: came[donor] / (now - began[donor]) for donor in giving}
+        at_best = {donor: (came[donor] + largest * busy[donor]) / (now - began[donor]) for donor in giving}
+        if not todo or len(giving) < 2:
+            return set()
+        slowest = min(giving, key=lambda donor: at_best[donor])
+        others = (sum(rates.values()) - rates[slowest]) / (len(giving) - 1)
+        return {slowest} if at_best[slowest] < FAR_BELOW * others else set()
 
     def late() -> asyncio.Task[None] | None:
         """What is under way, nothing else being left, though another who is idle would have given it several times."""
@@ -118,7 +148,7 @@ async def from_donors(
         for task, (donor, _, asked_at) in running.items() if not todo else ():
             others_s = [slowest for other, slowest in idle_s.items() if other != donor]
             least_s = max(min(others_s, default=math.inf), slowest_s.get(donor, 0.0))
-            if time.monotonic() > asked_at + max(LATE_TIMES * least_s, LOOK_S):
+            if time.monotonic() > asked_at + max(LATE_TIMES * least_s, LOOK_S) and not task.done():
                 return task
         return None
 
@@ -135,7 +165,7 @@ async def from_donors(
                 nobody_is_left.set()
             under_way = [*running] or [task for task in (looking,) if task is not None]
             done, _ = await asyncio.wait(under_way, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            for task in done & running.keys():
+            for task in done & running.keys():  # not those whose donor has made room meanwhile
                 del running[task]
                 task.result()
             if looking is not None and looking.done():

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 import swarm.checkpoint.many_donors
-from peer.state.joining_state import BrokenOff, Find, JoiningState, agreed
+from peer.state.joining_state import BrokenOff, ChosenState, Find, JoiningState, agreed
 from swarm.checkpoint.state import CHUNK_BYTES, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import MOST_DONORS
 from swarm.host_protocol import ANCHOR
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -30,6 +31,7 @@ from verification.state.anchor import Anchor
 
 STAGE = StageIndex(1)
 MEMBERS = 7
+STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(MOST_DONORS + 1)]
 JOINER = Identity.from_seed(b"j" * 32)
 HOST = witness_identities(1)[0]
 
@@ -105,9 +107,9 @@ class Scene:
         spoil: Spoil = lambda at, chunk: chunk,
         takes_s: float = 0.0,
     ) -> None:
-        """Member `index` serves these snapshots, by default the honest ones."""
+        """Member `index` serves these snapshots, by default the honest ones; beyond the members a stranger does."""
         held = self.truth.snapshots if snapshots is None else snapshots
-        identity = self.truth.run.peers[STAGE][index]
+        identity = [*self.truth.run.peers[STAGE], *STRANGERS][index]
         transport = self.network.transport(identity)
 
         async def on_snapshot(sender: PeerId, request: Message) -> Message:
@@ -133,6 +135,14 @@ class Scene:
         for index in indices:
             self.donor(index)
 
+    def wanted(self) -> JoiningState:
+        run = self.truth.run
+        return JoiningState(
+            *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
+            *(run.replicas[STAGE][0].layout, self.folder, 0),
+            self.broken_off,
+        )
+
     async def join(
         self,
         *,
@@ -141,15 +151,9 @@ class Scene:
         donors: list[PeerId] | None = None,
         find: Find | None = None,
     ) -> Snapshot:
-        run = self.truth.run
-        wanted = JoiningState(
-            *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
-            *(run.replicas[STAGE][0].layout, self.folder, 0),
-            self.broken_off,
-        )
         members = self.truth.members if members is None else members
         donors = self.truth.members if donors is None else donors
-        return await wanted.fetch(donors, members, newer_than=newer_than, find=find)
+        return await self.wanted().fetch(donors, members, newer_than=newer_than, find=find)
 
 
 def offer_of(state: StageState, chain: StageChain | None) -> Offer:
@@ -300,6 +304,34 @@ def test_a_state_that_every_donor_has_dropped_meanwhile_is_waited_for_by_nobody(
                 await scene.join(donors=truth.members[:1])
             state, _ = await scene.join(donors=truth.members[:1])
         assert state.version == 2
+
+    asyncio.run(play())
+
+
+def test_strangers_take_no_members_place(truth: Truth) -> None:
+    """A directory named eight strangers first, who let the chunks drip: no member was ever asked."""
+    strangers = [stranger.peer_id for stranger in STRANGERS]
+
+    async def play() -> None:
+        scene = Scene(truth, truth.anchor(2))
+        scene.honest(*range(MEMBERS + len(STRANGERS)))
+        state, _ = await scene.join(donors=[*strangers, *truth.members])
+        assert state_digest(state) == truth.digest(2)
+        assert {donor for donor, _ in scene.asked} <= set(truth.members)
+        chosen = ChosenState(truth.digest(2), truth.snapshots[2][1], "anchored")
+        known, more = [*strangers, *truth.members], scene.wanted()._more_holders
+        assert [*await more(known, chosen)] == [*truth.members, *strangers[: MOST_DONORS - MEMBERS]]
+        assert [*await more(known, chosen, strangers[:MOST_DONORS])] == truth.members, "though no place is free"
+
+    asyncio.run(play())
+
+
+def test_strangers_who_have_no_state_are_not_all_who_are_asked(truth: Truth) -> None:
+    async def play() -> None:
+        scene = Scene(truth, truth.anchor(2))
+        scene.honest(MEMBERS + MOST_DONORS)
+        state, _ = await scene.join(donors=[*truth.members, *(stranger.peer_id for stranger in STRANGERS)])
+        assert state_digest(state) == truth.digest(2)
 
     asyncio.run(play())
 

@@ -1,12 +1,14 @@
 """Pieces of several donors: who is fast gives more, who fails gives none, and nothing that came is asked for again."""
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Collection
 
 import pytest
 
 import swarm.checkpoint.many_donors
+from benchmarks.red_team.virtual_time import run_virtually
 from swarm.checkpoint.many_donors import MOST_FAILURES, MOST_VAIN_LOOKS, from_donors
 from swarm.core.errors import DiskFullError, RemoteError, TransientError
 from swarm.core.ids import PeerId
@@ -173,7 +175,8 @@ def test_who_was_cut_off_and_is_back_gives_again_and_who_gave_something_else_is_
 ) -> None:
     """A state of 100 million parameters took 17 minutes from two donors: the third was cut off for the first one."""
     monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_FOR_MORE_S", 0.02)
-    given, is_back, beside = Counter[PeerId](), False, set[PeerId]()
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "FAR_BELOW", 0.0)
+    given, is_back, beside, holding = Counter[PeerId](), False, set[PeerId](), set[PeerId]()
 
     async def fetch(donor: PeerId, piece: int) -> int:
         await asyncio.sleep(0.01)
@@ -184,15 +187,37 @@ def test_who_was_cut_off_and_is_back_gives_again_and_who_gave_something_else_is_
             raise RemoteError("digest", "another chunk", FALSE)
         return 1 << 10
 
-    async def more(giving: Collection[PeerId]) -> list[PeerId]:
-        nonlocal is_back, beside
-        is_back, beside = True, set(giving)
+    async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
+        nonlocal is_back, beside, holding
+        is_back, beside, holding = True, {*giving, *but}, set(giving)
         return [DEAD, FALSE, NEW]
 
     asyncio.run(from_donors([SLOW, DEAD, FALSE], range(400), fetch, more=more))
     assert min(given[DEAD], given[NEW]) > 20
     assert given[FALSE] <= LEAST_LANES
     assert beside == {SLOW, DEAD, FALSE, NEW}, "nobody is asked twice"
+    assert FALSE not in holding, "who gave something else holds no place"
+
+
+@pytest.mark.parametrize(("takes_s", "makes_room"), [(1e5, True), (10.0, True), (2.0, False)])
+def test_who_gives_far_less_than_others_makes_room_for_somebody_new(takes_s: float, makes_room: bool) -> None:
+    """Strangers took the places of a joiner's donors, and let bytes drip for days."""
+    given, num_pieces, places = Counter[PeerId](), 3000, 2
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        await asyncio.sleep(takes_s if donor == SLOW else 1.0)
+        given[donor] += 1
+        return PIECE_BYTES
+
+    async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
+        return [donor for donor in (NEW, SLOW) if donor not in {*giving, *but}][: places - len(giving)]
+
+    async def main() -> None:
+        await from_donors([FAST, SLOW], range(num_pieces), fetch, more=more)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert given.total() == num_pieces, "each piece comes once"
+    assert (given[NEW] > 0) == makes_room
 
 
 def test_what_came_before_all_failed_is_not_fetched_again() -> None:
@@ -226,7 +251,7 @@ def test_where_all_were_cut_off_for_a_while_they_are_looked_for_and_nothing_come
         came[piece] += 1
         return PIECE_BYTES
 
-    async def more(giving: Collection[PeerId]) -> list[PeerId]:
+    async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
         nonlocal looks
         looks += is_away
         return [] if looks < MOST_VAIN_LOOKS else [FAST]
@@ -240,7 +265,7 @@ def test_where_nobody_comes_back_it_ends_after_a_few_looks(monkeypatch: pytest.M
     monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.01)
     looks, lines = 0, Lines()
 
-    async def more(giving: Collection[PeerId]) -> list[PeerId]:
+    async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
         nonlocal looks
         looks += 1
         return [DEAD]
