@@ -500,8 +500,9 @@ class CatchUp:
         state, chain = await wanted.fetch(await find(), members, newer_than=newer_than, find=find)
         if chain.version <= steps.version and not self._is_wrong:  # meanwhile
             return
-        self._is_wrong = False
+        self._is_wrong = True  # half of it may be another's, where memory gives out
         await self._rounds.taking.begin_again(state, chain)
+        self._is_wrong = False
         log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)
         self._behind.add(donor)
 

@@ -15,7 +15,7 @@ from peer.state.catch_up import JOIN, PAUSE_S, CatchUp
 from peer.state.joining_state import JoiningState
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.transfer import EARLY_PARTS, PART_BYTES
-from swarm.core.errors import DiskFullError, TransientError
+from swarm.core.errors import DiskFullError, MemoryFullError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.state.stage_chain import StageChain
@@ -354,3 +354,43 @@ def test_a_disk_that_takes_no_state_ends_it_and_so_is_told_of(monkeypatch: pytes
 
     with pytest.raises(DiskFullError, match="make room"):
         run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+
+
+@pytest.mark.parametrize("was_wrong", [False, True])
+def test_a_state_that_could_not_be_taken_whole_is_loaded_again(
+    monkeypatch: pytest.MonkeyPatch, was_wrong: bool
+) -> None:
+    """Memory gave out in the middle: half a state was trained on, and nobody knew."""
+    run, (done,) = stage_that_made(1)
+    fetched_above, taken = list[int](), 0
+
+    async def fetch(*arguments: object, newer_than: int, **options: object) -> object:
+        fetched_above.append(newer_than)
+        return run.states[0], run.chains[0]
+
+    monkeypatch.setattr(JoiningState, "fetch", fetch)
+
+    async def begin_again(state: object, chain: StageChain) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 1:
+            raise MemoryFullError("for the test")
+
+    async def main() -> None:
+        steps = steps_at(run, done.chain)
+        steps.context.snapshots = SimpleNamespace(folder=Path())
+        mine = MemoryNetwork(random.Random(0)).transport(ME)
+        catching_up = with_donor(steps, mine, DONOR.peer_id, adopt=None)
+        catching_up._rounds.taking = cast(Any, SimpleNamespace(begin_again=begin_again))
+        if was_wrong:
+            catching_up.load_anew()
+        else:
+            with pytest.raises(MemoryFullError):
+                await catching_up._load_snapshot(DONOR.peer_id)
+        following = asyncio.ensure_future(catching_up.run())
+        await asyncio.sleep(FOR_S)
+        await end(following)
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
+    assert taken == 2
+    assert fetched_above == [-1 if was_wrong else 0, -1]
