@@ -29,6 +29,7 @@ from swarm.checkpoint.transfer import (
     MOST_EARLY_PARTS,
     SNAPSHOT,
     Offer,
+    OfferedResults,
     fetch_bare_results,
     fetch_early_parts,
     fetch_parts,
@@ -56,6 +57,8 @@ VERSIONS_LOOKED_AT = 8
 """The last ones that the stage was found at say how long a step takes there."""
 PARTS_LOOKED_AT = 4
 """So many at once say how long one takes."""
+MOST_IN_VAIN = 3
+"""Tries to take a result of a donor that has it by its word alone."""
 PAUSE_S = 0.25
 """Between two donors that have brought nothing new."""
 
@@ -213,6 +216,10 @@ class CatchUp:
         self._broken_off = BrokenOff()
         self._is_wrong = False
         """This peer's own state is not the stage's."""
+        self._in_vain: Counter[PeerId] = Counter()
+        """Who had what comes next by its word, while others had it no more, and did not give it: how often."""
+        self._in_vain_at = int(steps.version)
+        """The version that was here then."""
         self._version = steps.version
         self._look_at = 0.0
         """When to look where the stage is, unless a step is taken before."""
@@ -252,7 +259,7 @@ class CatchUp:
             version, asked_at = steps.version, time.monotonic()
             try:
                 if self._is_wrong:
-                    await self._load_snapshot(donor)
+                    await self._load_snapshot(donor, newer_than=-1)
                 else:
                     await self._advance(donor)
             except DiskFullError:  # the volunteer is told, and all else stands still, too
@@ -311,12 +318,16 @@ class CatchUp:
         settings, started_at = steps.context.settings, int(steps.version)
         offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
         self._stage_is_at(offered.version, donor)
-        if offered.version > steps.version and offered.oldest > steps.version:
-            await self._load_snapshot(donor)
-            return
+        is_of_another = offered.version > steps.version and offered.oldest > steps.version
+        if is_of_another:
+            others = await self._who_has_what_is_next(donor)
+            if others is None:
+                await self._load_snapshot(donor, newer_than=int(steps.version))
+                return
+            donor, offered = others
         if self._is_dear(offered.version):
-            try:
-                await self._load_snapshot(donor)
+            try:  # whatever one donor says: where the stage is says the state that is chosen
+                await self._load_snapshot(donor, newer_than=self._cheap_to)
                 return
             except (TransientError, RemoteError) as error:  # no newer state is anchored yet: the results are there
                 log.info("a state from %s: %s", donor[-6:], error)
@@ -329,11 +340,38 @@ class CatchUp:
         for result, following in zip_longest(results, results[1:]):
             if int(result.roster.step) != int(steps.version):
                 break
-            await self._take(result, following, donor)
+            try:
+                await self._take(result, following, donor)
+            except (TransientError, RemoteError, TimeoutError):
+                if is_of_another:
+                    self._in_vain[donor] += 1
+                raise
         if offered.version > steps.version:
             self._behind.add(donor)
         elif offered.version == started_at and self._is_joining and donor in steps.chain.members:
             await self._take_early_parts(donor)  # anybody can be in the directory, and name what is none
+
+    async def _who_has_what_is_next(self, but: PeerId) -> tuple[PeerId, OfferedResults] | None:
+        """Who of several has the results from here on, members first, and what it offers; None if nobody has.
+
+        That one donor has none says nothing of the others: it may have loaded a newer state itself.
+        """
+        steps = self._steps
+        settings, version = steps.context.settings, int(steps.version)
+        if self._in_vain_at != version:
+            self._in_vain_at = version
+            self._in_vain.clear()
+
+        async def ask(peer: PeerId) -> OfferedResults | None:
+            with contextlib.suppress(TransientError, RemoteError):
+                offered = await fetch_bare_results(self._transport, peer, version, settings)
+                if offered.oldest <= version and offered.results:
+                    return offered
+            return None
+
+        asked = [peer for peer in self._donors(but)[1:] if self._in_vain[peer] < MOST_IN_VAIN]
+        found = zip(asked, await asyncio.gather(*map(ask, asked)), strict=True)
+        return next(((peer, offered) for peer, offered in found if offered is not None), None)
 
     def _stage_is_at(self, version: int, donor: PeerId) -> None:
         """By a donor's word, of which only members' counts."""
@@ -444,13 +482,16 @@ class CatchUp:
         others.sort(key=lambda peer: peer not in self._steps.chain.members)
         return [first, *others[: MOST_DONORS - 1]]
 
+    @property
+    def _cheap_to(self) -> int:
+        """The version up to which results are no more bytes than a state."""
+        steps = self._steps
+        result_bytes, state_bytes = bytes_of_result_and_state(steps.context.settings, steps.replica.layout)
+        return int(steps.version) + int(state_bytes / result_bytes)
+
     def _is_dear(self, version: int) -> bool:
         """Whether the results up to the snapshot before `version` are more bytes than that snapshot."""
-        steps = self._steps
-        settings = steps.context.settings
-        result_bytes, state_bytes = bytes_of_result_and_state(settings, steps.replica.layout)
-        newest = version - version % settings.checkpoint.snapshot_every
-        return (newest - steps.version) * result_bytes > state_bytes
+        return version - version % self._steps.context.settings.checkpoint.snapshot_every > self._cheap_to
 
     async def _parts_of(self, result: Result, donor: PeerId) -> list[Bytes]:
         """The bytes of a result that somebody offers, once it is known to be genuine; from all who may have them."""
@@ -471,7 +512,7 @@ class CatchUp:
             held.are_caught_up_on = False
         return [b"" if part.is_empty else self._parts[part.digest] for part in result.parts]
 
-    async def _load_snapshot(self, donor: PeerId) -> None:
+    async def _load_snapshot(self, donor: PeerId, *, newer_than: int) -> None:
         steps = self._steps
         started = time.monotonic()
         replica = steps.replica
@@ -496,7 +537,6 @@ class CatchUp:
 
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = own.members if steps.context.settings.trust == "public" else self._peers_of_stage() or own.members
-        newer_than = -1 if self._is_wrong else int(steps.version)
         state, chain = await wanted.fetch(await find(), members, newer_than=newer_than, find=find)
         if chain.version <= steps.version and not self._is_wrong:  # meanwhile
             return

@@ -125,7 +125,7 @@ class JoiningState:
         voters = set(members) - {self.transport.peer_id}
         newest = await self._choose(voters, newer_than)
         if newest.version <= newer_than:
-            raise TransientError(f"version {newest.version} is {newest.reason}, and {newer_than} is here already")
+            raise TransientError(f"version {newest.version} is {newest.reason}, and one above {newer_than} is wanted")
         chosen, holders = newest, dict[PeerId, Offer]()
         begun = self.broken_off.chosen
         if begun is not None and begun.version > newer_than and self._leads_to(begun, newest):

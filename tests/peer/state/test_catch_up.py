@@ -386,7 +386,7 @@ def test_a_state_that_could_not_be_taken_whole_is_loaded_again(
             catching_up.load_anew()
         else:
             with pytest.raises(MemoryFullError):
-                await catching_up._load_snapshot(DONOR.peer_id)
+                await catching_up._load_snapshot(DONOR.peer_id, newer_than=0)
         following = asyncio.ensure_future(catching_up.run())
         await asyncio.sleep(FOR_S)
         await end(following)
@@ -394,3 +394,78 @@ def test_a_state_that_could_not_be_taken_whole_is_loaded_again(
     run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None)
     assert taken == 2
     assert fetched_above == [-1 if was_wrong else 0, -1]
+
+
+LOADED = identity_of(2)
+
+
+def catches_up(*, gives_parts: bool, says: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[int]]:
+    """The version that a peer comes to which misses three results, and above which versions it wanted a state.
+
+    One donor has loaded the stage's newest state, and says that it has no older results; another, who says that it is
+    at version `says`, names them all.
+    """
+    run, done = stage_that_made(3)
+    bodies, wanted_above = bodies_of(*done), list[int]()
+
+    async def fetch(*arguments: object, newer_than: int, **options: object) -> object:
+        wanted_above.append(newer_than)
+        raise TransientError("no newer state is anchored")
+
+    monkeypatch.setattr(JoiningState, "fetch", fetch)
+
+    async def main() -> int:
+        network = MemoryNetwork(random.Random(0))
+        mine, theirs, loaded = (network.transport(one) for one in (ME, run.peers[0][0], LOADED))
+        steps = steps_at(run, done[0].chain, open_step=lambda step: None)
+        steps.context.snapshots = SimpleNamespace(folder=Path())
+
+        async def on_results(sender: PeerId, request: Message) -> Message:
+            start = Fields("request", {"from": request.meta["from"]}).integer("from")
+            results: list[Any] = [one.result.packed for one in done[start:]]
+            return Message({"version": says, "oldest": 0, "results": results, "sizes": []})
+
+        async def on_loaded(sender: PeerId, request: Message) -> Message:
+            return Message({"version": 3, "oldest": 3, "results": [], "sizes": []})
+
+        async def on_part(sender: PeerId, request: Message) -> Message:
+            if not gives_parts:
+                raise TransientError("not now")
+            return Message({}, bodies[Fields("request", request.meta).octets("digest", length=32)])
+
+        async def adopt(result: object, parts: object) -> None:
+            steps.version += 1
+            steps.chain = done[steps.version].chain if steps.version < len(done) else run.chains[0]
+
+        theirs.serve(RESULTS, on_results, max_body_bytes=0)
+        theirs.serve(PART_BYTES, on_part, max_body_bytes=0)
+        loaded.serve(RESULTS, on_loaded, max_body_bytes=0)
+        catching_up = with_donor(steps, mine, theirs.peer_id, adopt)
+        catching_up.behind(LOADED.peer_id)
+        following = asyncio.ensure_future(catching_up.run())
+        async with asyncio.timeout(FOR_S):
+            while steps.version < 3 and not (wanted_above and not gives_parts):
+                catching_up.behind(LOADED.peer_id if not gives_parts or not steps.version else theirs.peer_id)
+                await asyncio.sleep(PAUSE_S)
+        await end(following)
+        return int(steps.version)
+
+    return run_virtually(main, rng=random.Random(0), on_unhandled=lambda context: None), wanted_above
+
+
+def test_one_donor_that_has_no_older_results_has_nobody_load_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had just loaded the newest state itself, and said so truthfully: gigabytes came in the place of a few."""
+    assert catches_up(gives_parts=True, says=3, monkeypatch=monkeypatch) == (3, [])
+
+
+def test_who_names_results_and_gives_none_holds_up_nobody_who_needs_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert catches_up(gives_parts=False, says=3, monkeypatch=monkeypatch) == (0, [0])
+
+
+def test_a_state_is_loaded_where_the_one_that_is_chosen_is_far_ahead_and_not_where_somebody_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version, wanted_above = catches_up(gives_parts=True, says=1 << 60, monkeypatch=monkeypatch)
+    assert version == 3
+    assert wanted_above
+    assert min(wanted_above) >= 3, "results up to there are less than a state"

@@ -380,7 +380,7 @@ def test_an_anchored_version_that_is_here_already_is_no_news(truth: Truth) -> No
     async def play() -> None:
         scene = Scene(truth, truth.anchor(2))
         scene.honest(*range(MEMBERS))
-        with pytest.raises(TransientError, match="2 is here already"):
+        with pytest.raises(TransientError, match="one above 2 is wanted"):
             await scene.join(newer_than=2)
         state, _ = await scene.join(newer_than=1)
         assert state.version == 2
