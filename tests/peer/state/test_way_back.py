@@ -2,19 +2,24 @@
 
 import asyncio
 import os
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peer.state.way_back import state_to_go_on_from, stated
 from swarm.checkpoint.snapshots import SnapshotStore, kept_states
 from swarm.checkpoint.state import arrays_of, state_digest
 from swarm.checkpoint.transfer import CHUNK, PART_BYTES
 from swarm.core.ids import PeerId, StageIndex
+from swarm.host_protocol import STANDING
+from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
-from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from tests.verification.exhibits import SmallRun, small_settings
 
 SNAPSHOT_EVERY = 8
@@ -162,3 +167,42 @@ def test_a_kept_state_is_used_only_whole_and_of_the_same_beginning(tmp_path: Pat
     state, chain = run.snapshot(1)
     asyncio.run(store.save(state, replace(chain, lineage=bytes(32))))
     assert {path.stem for path in tmp_path.iterdir()} == {f"stage-1-{bytes(8).hex()}-00000002"}
+
+
+@pytest.mark.parametrize("num_members", [0, 2])
+def test_where_the_stage_is_says_no_stranger(num_members: int) -> None:
+    """One that named version 2^60 had a peer fetch a whole state, which had all but one result."""
+    run = SmallRun(small_settings(1))
+    honest, liars = [identity_of(number) for number in range(1, 5)], [identity_of(number) for number in (5, 6)]
+    donors = [liar.peer_id for liar in liars[: 2 if num_members else 1]] + [peer.peer_id for peer in honest]
+    chain = SimpleNamespace(members=[peer.peer_id for peer in honest[:num_members]])
+    past: Any = SimpleNamespace(
+        settings=run.settings,
+        layout=run.replicas[0][0].layout,
+        stage=StageIndex(0),
+        newest=lambda lineage: 5,
+        chain_at=lambda lineage, version: chain,
+        made_again=lambda lineage, version: ("state", version),
+    )
+
+    async def main() -> object:
+        network = MemoryNetwork(random.Random(0))
+        for identity in (*honest, *liars):
+
+            async def on_standing(
+                sender: PeerId, request: Message, at: int = 1 << 60 if identity in liars else 6
+            ) -> Message:
+                return Message({"version": at})
+
+            network.transport(identity).serve(STANDING, on_standing, max_body_bytes=0)
+        return await state_to_go_on_from(past, run.chains[0], network.transport(identity_of(0)), donors)
+
+    assert asyncio.run(main()) == ("state", 5)
+
+
+def test_what_more_than_a_third_state_is_where_the_stage_is() -> None:
+    assert stated([]) is None
+    assert stated([7]) == stated([3, 7]) == 7
+    assert stated([1 << 60, 7, 6]) == 7
+    assert stated([1 << 60, 1 << 60, 7, 6, 6, 5]) == 7
+    assert stated([0, 0, 0, 8, 8]) == 8
