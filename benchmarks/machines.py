@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import subprocess
 import sys
 from collections import OrderedDict
@@ -30,7 +29,7 @@ from swarm.core.settings import ModelSettings
 from swarm.local.compute_pools import bound_pools
 from swarm.model.documents import Bounds
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
-from verification.replay.calibration import INSTRUCTION_SETS
+from verification.replay.calibration import INSTRUCTION_SETS, has_answered
 
 Array = NDArray[Any]
 
@@ -126,7 +125,7 @@ class Machine:
         assert stdout is not None
         with contextlib.suppress(BrokenPipeError):
             _write(stdin, request, arrays)
-        ready, _, _ = select.select([stdout], [], [], ANSWER_S)
+        ready = has_answered(stdout, within_s=ANSWER_S)
         answer = _read(stdout) if ready else None
         if answer is None:
             what = "ended" if ready else f"was silent for {ANSWER_S:g} s"

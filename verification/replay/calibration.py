@@ -6,14 +6,14 @@ output say when. It ends when its input does.
 
 import contextlib
 import os
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ class _Confined:
         """Of each setting of the plan, in order. Raises LocalError if the process has failed or is silent."""
         (name,), stdout = self._plan.instruction_sets, self._process.stdout
         assert stdout is not None
-        ready, _, _ = select.select([stdout], [], [], ANSWER_S)
+        ready = has_answered(stdout, within_s=ANSWER_S)
         if not ready or stdout.readline() != "done\n":
             what = "ended" if ready else f"was silent for {ANSWER_S:g} s"
             raise LocalError(f"the process that computes with {name} instructions {what}; leave that set out")
@@ -153,6 +153,13 @@ class _Confined:
             ]
             for dtype in self._plan.dtypes
         }
+
+
+def has_answered(stdout: IO[Any], *, within_s: float) -> bool:
+    """Whether there is something to read of a process, or it has ended; also where many files are open."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(stdout, selectors.EVENT_READ)
+        return bool(waiting.select(within_s))
 
 
 @contextlib.contextmanager

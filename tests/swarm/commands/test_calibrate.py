@@ -1,6 +1,10 @@
 """Calibration: honest ways to compute lie close together, a small lie does not, and the command says so."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from swarm.cli import run as run_command
 from swarm.core.errors import LocalError
 from verification.audit.tolerance import bounds_for
 from verification.replay import calibration
-from verification.replay.calibration import NATIVE, Plan, measure
+from verification.replay.calibration import NATIVE, Plan, has_answered, measure
 from verification.replay.spread import Bench, Material, Row, Setting, Spread, Tally, drawn_outcomes
 
 SETTINGS = (Setting(NATIVE, 1, 1), Setting(NATIVE, 2, 1), Setting(NATIVE, 1, 2))
@@ -115,3 +119,19 @@ def test_threads_are_given_back(material: Material) -> None:
     work = material.work(0, ("fresh",))
     Bench("bf16").compute(material.weights["fresh"], work, Setting(NATIVE, 2, 1))
     assert torch.get_num_threads() == before
+
+
+def test_a_process_is_heard_where_many_files_are_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    open_files = []
+    try:
+        open_files += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        with subprocess.Popen([sys.executable, "-c", "print()"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.fileno() > 1024
+            assert has_answered(process.stdout, within_s=60.0)
+    finally:
+        for number in open_files:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
