@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from swarm.checkpoint.huggingface import copy_tokenizer
 from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
 from swarm.checkpoint.state import StageState
-from swarm.checkpoint.transfer import Offer, fetch_state
+from swarm.checkpoint.transfer import Offer, fetch_state_by_digest
 from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.seats import seats, weight_of
 from swarm.core.state.stage_chain import StageChain
@@ -151,31 +153,67 @@ class Archivist:
         return path
 
     async def state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
-        """The state, what its donor said of it, and whether it is the one that is anchored."""
+        """The state, what a donor said of it, and whether it is the one that is anchored. Raises VersionGone."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began, held = loop.time(), dict[bytes, memoryview]()
         while True:
-            if self._progress.is_gone(stage, version, self._run.settings):
-                raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
+            self._check_is_there(stage, version)
             anchor = self._anchor_of(stage, version)
             waited_s = loop.time() - began
             wanted = anchor.state_digest if anchor is not None else self._most_reported(stage, version, waited_s)
-            stated = self._progress.digests[version].get(stage, {})
-            for peer in sorted(stated):
-                if wanted is None or stated[peer] != wanted.hex() or self._progress.peers[peer].left:
-                    continue
-                try:
-                    run, layout = self._run, start.state.layout
-                    state, offer = await fetch_state(
-                        self._transport, peer, stage, layout, run.settings, run.folder.root, version=version
-                    )
-                except (TransientError, RemoteError, TimeoutError) as error:
-                    log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
-                    continue
-                if offer.digest == wanted:
-                    return state, offer, anchor is not None
-                log.warning("state of stage %d version %d from %s is not the one it reported", stage, version, peer)
+            if wanted is not None and self._holders(stage, version, wanted):
+                fetching = self._fetched(stage, version, wanted, start, held)
+                found = await self._while_there(stage, version, fetching)
+                anchor = self._anchor_of(stage, version)
+                if found is not None and (anchor is None or anchor.state_digest == wanted):
+                    return *found, anchor is not None
             await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
+
+    async def _fetched(
+        self, stage: int, version: int, digest: bytes, start: StageStart, held: dict[bytes, memoryview]
+    ) -> tuple[StageState, Offer] | None:
+        """From all who reported it; None where they do not give it now."""
+        run = self._run
+        try:
+            return await fetch_state_by_digest(
+                self._transport,
+                lambda: self._holders(stage, version, digest),
+                digest,
+                stage,
+                start.state.layout,
+                run.settings,
+                run.folder.root,
+                version=version,
+                held=held,
+            )
+        except (TransientError, RemoteError, TimeoutError) as error:
+            log.info("state of stage %d version %d: %s", stage, version, error)
+            return None
+
+    def _holders(self, stage: int, version: int, digest: bytes) -> list[PeerId]:
+        """Who reported that state and is there, in no order that anybody could choose."""
+        stated, peers = self._progress.digests[version].get(stage, {}), self._progress.peers
+        found = [peer for peer, said in stated.items() if said == digest.hex() and not peers[peer].left]
+        random.SystemRandom().shuffle(found)
+        return found
+
+    async def _while_there(
+        self, stage: int, version: int, fetching: Coroutine[Any, Any, tuple[StageState, Offer] | None]
+    ) -> tuple[StageState, Offer] | None:
+        """What is fetched, unless the version is gone before: a donor that lets chunks drip keeps nobody waiting."""
+        task = asyncio.ensure_future(fetching)
+        try:
+            while not task.done():
+                self._check_is_there(stage, version)
+                await asyncio.wait({task}, timeout=PAUSE_S)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _check_is_there(self, stage: int, version: int) -> None:
+        if self._progress.is_gone(stage, version, self._run.settings):
+            raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
 
     def _most_reported(self, stage: int, version: int, waited_s: float) -> bytes | None:
         """The state that members of the most work report; None while an anchor, or others' reports, may still come.

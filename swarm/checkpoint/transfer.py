@@ -6,7 +6,7 @@ and CHUNK {stage, version, index} with one chunk.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
 from swarm.core.round.contribution import MAX_PARTS, Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
-from swarm.core.transfers import MOST_LANES, bytes_per_s, longest_s
+from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, longest_s
 from swarm.disk.cold_bytes import ColdBytes
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
@@ -95,6 +95,56 @@ async def fetch_state(
     if offer.chain is not None and (offer.chain.version != state.version or offer.chain.name != state.name):
         raise RemoteError("fork", f"state of version {state.version} with the facts of {offer.chain.version}", donor)
     return state, offer
+
+
+async def fetch_state_by_digest(
+    transport: Transport,
+    find: Callable[[], Iterable[PeerId]],
+    digest: bytes,
+    stage: int,
+    layout: ParameterLayout,
+    settings: RunSettings,
+    folder: Path,
+    *,
+    version: int,
+    held: dict[bytes, memoryview],
+) -> tuple[StageState, Offer]:
+    """The state of `version` with this digest, from all who offer it, and what one of them says of it.
+
+    `find` names who may have it, those first who are to be asked first; it is asked again while the state comes. Chunks
+    are put into `held` by their hash, stay there if the rest does not come, and are not fetched again.
+
+    Raises TransientError, RemoteError or TimeoutError.
+    """
+    offers: dict[PeerId, Offer] = {}
+
+    async def ask(donor: PeerId) -> None:
+        try:
+            offer = await fetch_offer(transport, donor, stage, layout, settings, version=version)
+        except (TransientError, RemoteError) as error:
+            log.info("state of stage %d version %d from %s: %s", stage, version, donor[-6:], error)
+            return
+        if offer.digest == digest:
+            offers[donor] = offer
+        else:
+            log.warning("%s offers another state of stage %d version %d than is wanted", donor, stage, version)
+
+    async def more(giving: Collection[PeerId]) -> list[PeerId]:
+        asked = [donor for donor in find() if donor not in giving][: max(0, MOST_DONORS - len(giving))]
+        await asyncio.gather(*(ask(donor) for donor in asked))
+        return [donor for donor in asked if donor in offers]
+
+    holders = await more(())
+    if not holders:
+        raise TransientError(f"nobody offers version {version} of stage {stage} that is wanted")
+    chunks = await fetch_chunks(transport, holders, offers[holders[0]], settings, folder, held, more)
+    state = await asyncio.to_thread(read_state, layout, chunks, digest, folder)
+    if state.version != version:
+        raise RemoteError("protocol", f"the state is of version {state.version}, offered as {version}")
+    for offer in offers.values():
+        if offer.chain is None or (offer.chain.version, offer.chain.name) == (state.version, state.name):
+            return state, offer
+    raise RemoteError("fork", f"state of version {state.version} with the facts of others, of {len(offers)} donors")
 
 
 def read_state(layout: ParameterLayout, chunks: Sequence[memoryview], digest: bytes, folder: Path) -> StageState:

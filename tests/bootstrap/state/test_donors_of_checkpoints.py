@@ -1,14 +1,16 @@
 """Of whom the host takes a state that is not anchored: of no single peer that is quick to say something."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bootstrap.owner.progress import PeerFigures, RunProgress
+from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.state import archivist as module
 from bootstrap.state.archivist import ANCHOR_WAIT_S, REPORTS_WAIT_S, Archivist
+from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 
 LIAR, ONE, OTHER = PeerId("a liar"), PeerId("one"), PeerId("other")
@@ -32,11 +34,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PeerId]:
     """Who was asked for its state: each gives what it holds."""
     asked: list[PeerId] = []
 
-    async def fetch(transport: Any, peer: PeerId, *args: Any, **more: Any) -> tuple[None, Any]:
-        asked.append(peer)
-        return None, SimpleNamespace(digest=LIE if peer == LIAR else TRUTH)
+    async def fetch(transport: Any, find: Callable[[], list[PeerId]], *args: Any, **more: Any) -> tuple[None, Any]:
+        asked.extend(find())
+        return None, SimpleNamespace(digest=LIE if LIAR in asked else TRUTH)
 
-    monkeypatch.setattr(module, "fetch_state", fetch)
+    monkeypatch.setattr(module, "fetch_state_by_digest", fetch)
     return asked
 
 
@@ -56,6 +58,7 @@ def test_the_first_who_reports_a_state_does_not_say_what_is_archived(
         return offer.digest
 
     assert asyncio.run(main()) == TRUTH
+    assert asked
     assert LIAR not in asked
 
 
@@ -72,3 +75,42 @@ def test_who_does_no_work_has_no_voice() -> None:
     idle = {PeerId(f"idle {number}"): LIE for number in range(9)}
     made = archivist(idle | {LIAR: LIE, ONE: TRUTH}, {LIAR: 20, ONE: 40, **dict.fromkeys(idle, 0)})
     assert made._most_reported(0, VERSION, ANCHOR_WAIT_S) == TRUTH
+
+
+def test_a_donor_that_lets_chunks_drip_keeps_nobody_waiting_for_a_version_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its whole state would come for as long as the least line's, and all checkpoints after this one would wait."""
+
+    async def drips(transport: Any, *args: Any, **more: Any) -> Any:
+        made._progress.begin(VERSION + 1)
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(module, "ANCHOR_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "fetch_state_by_digest", drips)
+    made = archivist({LIAR: TRUTH, ONE: TRUTH}, None)
+    start: Any = SimpleNamespace(state=SimpleNamespace(layout=None))
+
+    async def main() -> None:
+        async with asyncio.timeout(20.0):
+            with pytest.raises(VersionGone):
+                await made.state_of(0, VERSION, start)
+
+    asyncio.run(main())
+
+
+def test_what_came_before_all_donors_broke_off_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[dict[bytes, memoryview]] = []
+
+    async def fetch(transport: Any, *args: Any, held: dict[bytes, memoryview], **more: Any) -> Any:
+        tries.append(dict(held))
+        held[b"first"] = memoryview(b"")
+        if len(tries) < 2:
+            raise TransientError("cut off")
+        return None, None
+
+    monkeypatch.setattr(module, "ANCHOR_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "fetch_state_by_digest", fetch)
+    start: Any = SimpleNamespace(state=SimpleNamespace(layout=None))
+    asyncio.run(archivist({LIAR: TRUTH, ONE: TRUTH}, None).state_of(0, VERSION, start))
+    assert [[*held] for held in tries] == [[], [b"first"]]
