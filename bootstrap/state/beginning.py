@@ -9,7 +9,7 @@ from typing import Any
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, root_as, state_chunks
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, states_s
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.pipeline.leases import LeaseTable
@@ -262,7 +262,9 @@ class Beginning:
     async def _on_chunk(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("chunk request", request.meta)
         start = self.stages[fields.integer("stage", high=len(self.stages) - 1)]
-        index = fields.integer("index", high=1 << 32)
+        version, index = fields.integer("version"), fields.integer("index", high=1 << 32)
+        if version != start.offer.version:  # the stages have begun again since the state was offered
+            raise TransientError(f"version {start.offer.version} is given here, not {version}")
         if index >= len(start.chunks):
             raise RemoteError("protocol", f"chunk {index} of {len(start.chunks)}", sender)
         return Message({}, start.chunks[index])

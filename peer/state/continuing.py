@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+from bisect import bisect
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from peer.round.taking import StepTaking
@@ -10,13 +12,14 @@ from peer.state.joining_state import JoiningState
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.results import ResultStore
 from swarm.checkpoint.snapshots import kept_states
-from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, merkle_root, state_chunks, state_digest
-from swarm.checkpoint.transfer import fetch_offer, fetch_state
+from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, merkle_root, root_as, state_chunks, state_digest
+from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_first_chunk, fetch_offer, read_state
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.state.stage_chain import Genesis, StageChain
+from swarm.core.transfers import MOST_DONORS
 from swarm.host_protocol import HOLDINGS, MAX_BARE_RESULTS_PER_CALL, PREPARE, RESULTS
 from swarm.network.transport import Message, Transport
 
@@ -142,12 +145,88 @@ def _stated(state: StageState, chain: StageChain, newest: int) -> Message:
 
 
 async def from_elsewhere(genesis: Genesis, wanted: JoiningState) -> StageState:
-    """The state that the genesis names, from the host or from its members. Raises TransientError or RemoteError."""
-    transport, settings, stage = wanted.transport, wanted.settings, int(genesis.stage)
-    offer = await fetch_offer(transport, wanted.host, stage, wanted.layout, settings)
-    if offer.digest == genesis.state_digest:
-        return (await fetch_state(transport, wanted.host, stage, wanted.layout, settings, wanted.folder))[0]
-    state, chain = await wanted.fetch(genesis.members, genesis.members)
-    if chain.lineage != genesis.name or chain.version != genesis.version:
-        raise TransientError(f"version {chain.version} was found, not that at which the stage begins again")
-    return state
+    """The state that the genesis names, from the host and from its members; what came of it stays with `wanted` until
+    all is here. Raises TransientError.
+    """
+    donors = _Donors(genesis, wanted)
+    offer, holders = await donors.of_state()
+    try:
+        chunks = await fetch_chunks(
+            wanted.transport,
+            holders,
+            offer,
+            wanted.settings,
+            wanted.folder,
+            wanted.held,
+            lambda giving: donors.more_of(offer, giving),
+        )
+        state = await asyncio.to_thread(read_state, wanted.layout, chunks, offer.digest, wanted.folder)
+    except (RemoteError, TimeoutError) as error:
+        raise TransientError(f"version {genesis.version} from {len(holders)} donors: {error}") from error
+    wanted.held.clear()
+    return replace(state, version=int(genesis.version), name=UNNAMED)
+
+
+class _Donors:
+    """Who has the state that a genesis names.
+
+    A member has it under the genesis's name, the host without one: all but the first chunk is the same, and by the
+    first it is known for what it is, whoever offers it.
+    """
+
+    def __init__(self, genesis: Genesis, wanted: JoiningState) -> None:
+        self._genesis, self._wanted = genesis, wanted
+        me, members = wanted.transport.peer_id, genesis.members
+        at = bisect(members, me)  # not all who go back ask the same of them
+        self._named = [peer for peer in (wanted.host, *members[at:], *members[:at]) if peer != me]
+
+    async def of_state(self) -> tuple[Offer, list[PeerId]]:
+        """An offer of it, whose first chunk is held by now, and all who give the rest. Raises TransientError."""
+        offers = await self._offers(self._named[:MOST_DONORS])
+        for donor, offer in offers.items():
+            if await self._is_it(donor, offer):
+                return offer, [peer for peer, other in offers.items() if _has_the_rest(other, offer)]
+        version = self._genesis.version
+        raise TransientError(f"none of {len(self._named)} gives version {version}, at which the stage begins again")
+
+    async def more_of(self, offer: Offer, giving: Collection[PeerId]) -> list[PeerId]:
+        """Who has the rest of it, too: members that were on their way there themselves."""
+        others = [peer for peer in self._named if peer not in giving]
+        offers = await self._offers(others[: max(0, MOST_DONORS - len(giving))])
+        return [peer for peer, other in offers.items() if _has_the_rest(other, offer)]
+
+    async def _offers(self, donors: Sequence[PeerId]) -> dict[PeerId, Offer]:
+        wanted, genesis = self._wanted, self._genesis
+
+        async def ask(donor: PeerId) -> Offer | None:
+            version = int(genesis.version)
+            try:
+                return await fetch_offer(
+                    wanted.transport, donor, int(genesis.stage), wanted.layout, wanted.settings, version=version
+                )
+            except (TransientError, RemoteError) as error:
+                log.info("version %d, at which the stage begins again, of %s: %s", version, donor[-6:], error)
+                return None
+
+        found = await asyncio.gather(*(ask(donor) for donor in donors))
+        return {donor: offer for donor, offer in zip(donors, found, strict=True) if offer is not None}
+
+    async def _is_it(self, donor: PeerId, offer: Offer) -> bool:
+        """Whether it is the genesis's, which its first chunk shows."""
+        wanted, version = self._wanted, int(self._genesis.version)
+        hashes, first = offer.hashes, wanted.held.get(offer.hashes[0])
+        try:
+            if first is None:
+                first = await fetch_first_chunk(wanted.transport, donor, offer, wanted.settings)
+            root = root_as(wanted.layout, first, hashes, offer.total_bytes, version=version, name=UNNAMED)
+        except (TransientError, RemoteError) as error:
+            log.info("the first chunk of version %d from %s: %s", version, donor[-6:], error)
+            return False
+        if root != self._genesis.state_digest:
+            return False
+        wanted.held[hashes[0]] = first
+        return True
+
+
+def _has_the_rest(one: Offer, other: Offer) -> bool:
+    return (one.hashes[1:], one.total_bytes) == (other.hashes[1:], other.total_bytes)

@@ -61,6 +61,8 @@ class RollingBack:
         self._end_at = end_at
         self._newest: Genesis | None = None
         self._to_version = -1
+        self._chunks: dict[bytes, memoryview] = {}
+        """Of a state whose transfer broke off."""
         self._heard = asyncio.Event()
         self.amended = asyncio.Event()
         """More amendments are in force than this peer was made under."""
@@ -189,6 +191,7 @@ class RollingBack:
             steps.replica.layout,
             steps.context.snapshots.folder,
             own.amendments,
+            self._chunks,
         )
         return await from_elsewhere(genesis, wanted)
 

@@ -341,6 +341,15 @@ async def fetch_chunks(
     return [here[offer.hashes[index]] for index in range(num_chunks)]
 
 
+async def fetch_first_chunk(transport: Transport, donor: PeerId, offer: Offer, settings: RunSettings) -> memoryview:
+    """Of the offered state: it says what the others are. Raises TransientError or RemoteError."""
+    meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": 0}
+    chunk_s = transfer_s(settings, CHUNK_BYTES)
+    answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
+    verify_chunk(offer.hashes, 0, answer.body)
+    return memoryview(answer.body)
+
+
 def transfer_s(settings: RunSettings, num_bytes: float) -> float:
     """Seconds after which a transfer of so many bytes has ended in any case."""
     return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=settings.deadlines.call_s)

@@ -1,21 +1,51 @@
-"""What a peer makes again of what is on its disk it makes for the host alone."""
+"""What a peer makes again of what is on its disk it makes for the host alone; what it lacks it gets from all who have
+it."""
 
 import asyncio
 import random
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from peer.state.continuing import Continuing
+from peer.state.continuing import Continuing, from_elsewhere
+from peer.state.joining_state import JoiningState
 from swarm.checkpoint.kept_past import KeptPast
-from swarm.core.errors import RemoteError
-from swarm.core.ids import StageIndex
+from swarm.checkpoint.state import CHUNK_BYTES, UNNAMED, StageState, chunk_hash, state_chunks, state_digest
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import HOLDINGS, PREPARE, RESULTS
+from swarm.identity.key import Identity
+from swarm.model.layout import ParameterLayout
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of, manifest_of, prepare
+from tests.verification.exhibits import small_settings
 
-HOST, ME, STRANGER = (identity_of(number) for number in range(3))
+HOST, ME, STRANGER, ONE, OTHER = (identity_of(number) for number in range(5))
+LAYOUT = ParameterLayout.of({"a": (6 * CHUNK_BYTES // 4,)})
+STATE = StageState(24, LAYOUT, np.random.default_rng(1).standard_normal(LAYOUT.num_values, dtype=np.float32))
+GENESIS = Genesis(
+    "run",
+    StageIndex(0),
+    Version(24),
+    state_digest(STATE),
+    tuple(sorted(one.peer_id for one in (ME, ONE, OTHER))),
+    LeaseTable(),
+    HOST.peer_id,
+    HOST.peer_id,
+    (),
+    bytes(32),
+    1,
+)
+NAMED = replace(STATE, name=GENESIS.name)
+EVERYTHING = range(9)
 
 
 def test_a_stranger_has_a_peers_disk_read_by_nobody(tmp_path: Path) -> None:
@@ -40,3 +70,81 @@ def test_a_stranger_has_a_peers_disk_read_by_nobody(tmp_path: Path) -> None:
             await transport.close()
 
     asyncio.run(scenario())
+
+
+class Scene:
+    """A peer that goes back to a state it has not, and those who give some of its chunks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._network = MemoryNetwork(random.Random(0))
+        self.asked: list[tuple[PeerId, int]] = []
+        me = self._network.transport(ME)
+        self._wanted = JoiningState(
+            me, small_settings(1), "run", HOST.peer_id, HOST.peer_id, StageIndex(0), LAYOUT, folder, 0
+        )
+
+    def gives(self, identity: Identity, state: StageState, indices: Collection[int] = EVERYTHING) -> None:
+        chunks = state_chunks(state)
+        hashes, transport = tuple(map(chunk_hash, chunks)), self._network.transport(identity)
+        offer = Offer(0, state.version, state_digest(state), hashes, sum(map(len, chunks)), None)
+
+        async def on_snapshot(sender: PeerId, request: Message) -> Message:
+            return offer.to_message()
+
+        async def on_chunk(sender: PeerId, request: Message) -> Message:
+            index = Fields("chunk request", request.meta).integer("index")
+            self.asked.append((identity.peer_id, index))
+            if index not in indices:
+                raise TransientError("the line is full")
+            return Message({}, bytes(chunks[index]))
+
+        transport.serve(SNAPSHOT, on_snapshot, max_body_bytes=0)
+        transport.serve(CHUNK, on_chunk, max_body_bytes=0)
+
+    async def gone_back(self) -> StageState:
+        state = await from_elsewhere(GENESIS, self._wanted)
+        assert state.name == UNNAMED
+        assert state_digest(state) == GENESIS.state_digest
+        return state
+
+
+def test_who_goes_back_has_the_state_of_the_host_and_of_members_who_are_there_already(tmp_path: Path) -> None:
+    """The host's line carried the state to every peer of the run, one after the other."""
+
+    async def play() -> None:
+        scene = Scene(tmp_path)
+        scene.gives(HOST, STATE, {0, 1, 2})
+        scene.gives(ONE, NAMED)
+        await scene.gone_back()
+        assert {peer for peer, _ in scene.asked} == {HOST.peer_id, ONE.peer_id}
+
+    asyncio.run(play())
+
+
+def test_what_came_of_a_state_stays_when_its_donors_break_off(tmp_path: Path) -> None:
+    async def play() -> None:
+        scene = Scene(tmp_path)
+        scene.gives(HOST, STATE, {0, 1, 2})
+        with pytest.raises(TransientError):
+            await scene.gone_back()
+        scene.gives(ONE, NAMED)
+        await scene.gone_back()
+        assert {index for peer, index in scene.asked if peer == ONE.peer_id}.isdisjoint({1, 2})
+
+    asyncio.run(play())
+
+
+def test_without_the_host_members_give_what_the_genesis_names_and_nothing_else_is_taken(tmp_path: Path) -> None:
+    """By its digest: neither an anchor nor the word of most members is needed for what the run key names."""
+
+    async def play() -> None:
+        scene = Scene(tmp_path)
+        scene.gives(HOST, replace(STATE, version=32))
+        scene.gives(ONE, replace(NAMED, weights=np.zeros(LAYOUT.num_values, np.float32)))
+        with pytest.raises(TransientError, match="none of 3 gives version 24"):
+            await scene.gone_back()
+        scene.gives(OTHER, NAMED)
+        await scene.gone_back()
+        assert {peer for peer, index in scene.asked if index} == {OTHER.peer_id}
+
+    asyncio.run(play())
