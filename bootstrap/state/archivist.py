@@ -89,7 +89,8 @@ class Archivist:
                 if stage == 0:
                     leases = self._leases_of(version, offer)
                 await asyncio.to_thread(writer.add_stage, stage, state)
-            path = await self._committed(writer, leases)
+            await self._seal(writer, leases)
+            path = await asyncio.to_thread(writer.show)
         except BaseException:
             writer.abandon()
             raise
@@ -114,21 +115,23 @@ class Archivist:
         """Write where the stages begin again as a checkpoint, which a host that is started again begins from.
 
         `anchored`: whether the states that these are made of were. `begin` is called when all of it is on disk, before
-        anybody can see it: if it raises, nothing is kept.
+        anybody can see it: if it raises, nothing is kept. From then on the geneses name these states, and all of it is
+        kept, whatever ends this host: the next one makes it visible.
         """
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:
             for stage, start in enumerate(starts):
                 await asyncio.to_thread(writer.add_stage, stage, start.state)
+            await self._seal(writer, leases)
             begin()
-            path = await self._committed(writer, leases)
         except BaseException:
             writer.abandon()
             raise
+        path = await asyncio.to_thread(writer.show)
         return await self._signed(path, version, anchored, [start.offer.digest for start in starts])
 
-    async def _committed(self, writer: CheckpointWriter, leases: LeaseTable) -> Path:
-        """The checkpoint's folder, once all stages are in it."""
+    async def _seal(self, writer: CheckpointWriter, leases: LeaseTable) -> None:
+        """All stages are in the checkpoint: now the rest is, too."""
         settings = self._run.settings
         if self._run.tokenizer is not None:
             (writer.folder / TOKENIZER).mkdir()
@@ -142,7 +145,7 @@ class Archivist:
             data_position=json_of(leases.to_value()),
             lineage=self._lineage(),
         )
-        return await asyncio.to_thread(writer.commit, meta)
+        await asyncio.to_thread(writer.seal, meta)
 
     async def _signed(self, path: Path, version: int, anchored: bool, digests: Sequence[bytes]) -> Path:
         files = await asyncio.to_thread(files_below, path)

@@ -94,7 +94,7 @@ class Beginning:
         self._emit = emit
         self._era = era
         self._genesis: list[Genesis] | None = earlier or None
-        self._to_version = to_version
+        self.to_version = to_version
         """Of which version the state was that the stages began at."""
         self.stages = [stage_start(stage, state) for stage, state in enumerate(run.states)]
         self.waiting: list[dict[PeerId, float]] = [{} for _ in run.states]
@@ -162,7 +162,7 @@ class Beginning:
         return _answered(
             self._genesis[stage],
             beside,
-            self._to_version,
+            self.to_version,
             begins=not self._has_gone_on(stage),
             is_lost=stage in self.lost,
             waits_for=words,
@@ -206,7 +206,7 @@ class Beginning:
 
     def begun(self, geneses: list[Genesis], to_version: int) -> None:
         """The stages begin by these: whoever waits is told."""
-        self._genesis, self._to_version = geneses, to_version
+        self._genesis, self.to_version = geneses, to_version
         self._era = geneses[0].era
         self.lost = frozenset()
         for waiting in self.waiting:

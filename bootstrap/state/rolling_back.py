@@ -195,10 +195,23 @@ class RollingBack:
 
     async def serve(self) -> None:
         """Do what is asked for, for ever."""
-        while True:
-            asked = await self._asked.get()
-            async with self._at_work:
-                await self._answer(asked)
+        telling = asyncio.ensure_future(self._tell_again())
+        try:
+            while True:
+                asked = await self._asked.get()
+                async with self._at_work:
+                    await self._answer(asked)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+    async def _tell_again(self) -> None:
+        """An earlier process of this host may have been killed before all had heard that the stages begin again: where
+        steps are quick nobody asks, and they would train on for nothing. An old word changes nothing."""
+        geneses = self.beginning.geneses
+        if geneses[0].era:
+            members = [{*genesis.members, *self.followed[int(genesis.stage)].chain.members} for genesis in geneses]
+            await tell_all(self.transport, geneses, self.beginning.to_version, members)
 
     async def _answer(self, asked: _Asked) -> None:
         geneses: list[Genesis] = []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
-from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.archive import CheckpointInfo, finish_sealed, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.recut import recut
 from swarm.checkpoint.state import UNNAMED, StageState, state_digest
@@ -23,6 +23,7 @@ from swarm.core.ids import RunId
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.settings import RunSettings
 from swarm.core.state.result_size import most_members
+from swarm.core.state.stage_chain import Genesis
 from swarm.data.piece_store import WholeFile
 from swarm.data.pieces import list_pieces
 from swarm.data.prepare import PreparedData, prepare_data
@@ -130,7 +131,7 @@ def prepare_run(
     named = manifest.data.text or manifest.data.mixture
     say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
     data = prepare_data(manifest.data, folder.data, say)
-    remove_leftovers(folder.checkpoints)
+    _clear(folder)
     known = _known_settings(folder)
     run_key = load_or_create_identity(root / "run.key")
     if known is not None:
@@ -205,6 +206,29 @@ def _amendments(folder: RunFolder) -> tuple[Amendment, ...]:
         return tuple(Amendment.from_value(event.facts) for event in ledger.events("amendment"))
     finally:
         ledger.close()
+
+
+def _clear(folder: RunFolder) -> None:
+    """Nothing that a host wrote when it was killed stays but the states that the run begins again from: where its
+    ledger names them they are a checkpoint."""
+    geneses = _geneses(folder)
+    if geneses:
+        digests = [genesis.state_digest for genesis in geneses]
+        if finish_sealed(folder.checkpoints, int(geneses[0].version), digests) is not None:
+            log.info("version %d, from which the run goes on, was written and not visible yet", geneses[0].version)
+    remove_leftovers(folder.checkpoints)
+
+
+def _geneses(folder: RunFolder) -> list[Genesis]:
+    """The newest, by stage."""
+    if not folder.ledger.exists():
+        return []
+    ledger = Ledger(folder.ledger)
+    try:
+        found = [Genesis.from_value(event.facts) for event in ledger.events("genesis")]
+    finally:
+        ledger.close()
+    return sorted((one for one in found if one.era == found[-1].era), key=lambda genesis: genesis.stage)
 
 
 def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -295,7 +319,7 @@ def _resume(
 
 def taken_up_again(run: PreparedRun) -> PreparedRun:
     """The run as its folder has it by now: from its latest checkpoint, if there is one."""
-    remove_leftovers(run.folder.checkpoints)
+    _clear(run.folder)
     signed = replace(run.signed, amendments=_amendments(run.folder))
     run = replace(run, signed=signed, settings=signed.in_force)
     info = latest_checkpoint(run.folder.checkpoints)

@@ -4,12 +4,13 @@
                            stage-0.safetensors             weights by Hugging Face name
                            stage-0.optimizer.safetensors   moments as "<moment>/<name>", scalars as metadata
 
-A checkpoint is written under a name that nothing reads, synced, and renamed.
+A checkpoint is written under a name that nothing reads, sealed (all of it is on disk), and renamed.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,14 +114,24 @@ class CheckpointWriter:
 
     def commit(self, meta: CheckpointMeta) -> Path:
         """Make the checkpoint visible and return its folder. All stages must have been added."""
+        self.seal(meta)
+        return self.show()
+
+    def seal(self, meta: CheckpointMeta) -> None:
+        """All of it is on disk when this returns, and nothing reads it yet. All stages must have been added."""
         if sorted(self._stages) != list(range(meta.model.num_stages)):
             raise ValueError(f"stages {sorted(self._stages)} were added, the model has {meta.model.num_stages}")
+        for path in sorted(self._partial.rglob("*")):
+            if path.is_dir() or path.parent != self._partial:  # what was put there besides the stages
+                _sync(path)
         (self._partial / INFO_FILE).write_text(json.dumps(self._info(meta), indent=1, sort_keys=True) + "\n")
         _sync(self._partial / INFO_FILE)
         _sync(self._partial)
-        os.rename(self._partial, self._target)
-        _sync(self._target.parent)
-        return self._target
+        _sync(self._partial.parent)
+
+    def show(self) -> Path:
+        """Make what is sealed visible and return its folder."""
+        return _shown(self._partial, self._target)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -270,6 +281,29 @@ def keep_last(folder: Path, count: int) -> list[Path]:
         os.rename(path, doomed)
         shutil.rmtree(doomed)
     return removed
+
+
+def finish_sealed(folder: Path, version: int, digests: Sequence[bytes]) -> Path | None:
+    """Make visible what a writer that was killed had sealed, if it holds the states with these digests and is the
+    newest of the folder; its folder then. Call it before the folder's only writer starts.
+    """
+    partial, target = folder / f"{_PARTIAL}{version:08d}", checkpoint_path(folder, version)
+    latest = latest_checkpoint(folder)
+    if not (partial / INFO_FILE).is_file() or (latest is not None and latest.version >= version):
+        return None
+    try:
+        info = read_checkpoint(partial)
+    except SettingsError:  # it was killed in the middle of that
+        return None
+    if (info.version, [record.digest for record in info.stages]) != (version, [*digests]):
+        return None
+    return _shown(partial, target)
+
+
+def _shown(partial: Path, target: Path) -> Path:
+    os.rename(partial, target)
+    _sync(target.parent)
+    return target
 
 
 def remove_leftovers(folder: Path) -> list[Path]:

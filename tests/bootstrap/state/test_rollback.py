@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import string
 import tempfile
@@ -17,13 +18,17 @@ from bootstrap.owner.trouble import Notice
 from bootstrap.program.books import Books
 from bootstrap.program.held_run import HeldRun
 from bootstrap.program.ledger import Ledger
+from bootstrap.state.beginning import StageSource, stage_start
 from bootstrap.state.rolling_back import NEWEST, Plan, RollingBack, Wish, plan
 from bootstrap.state.run_folder import prepare_run
 from swarm.cli import ExitCode, run
 from swarm.core.errors import SettingsError, TransientError
+from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.coming_back import AHEAD
+from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import ROLLBACK, STANDING
 from swarm.manifest.file import parse_manifest
 from swarm.network.memory import MemoryNetwork
@@ -195,6 +200,59 @@ def test_no_single_peer_says_how_far_the_run_has_come(boast: int) -> None:
         return await RollingBack(**known)._unreached()
 
     assert 20 + AHEAD <= asyncio.run(scenario()) <= 20 + 2 * AHEAD + 1
+
+
+def test_a_host_that_is_killed_as_soon_as_a_rollback_counts_goes_on_from_its_state(tmp_path: Path) -> None:
+    """Its ledger named states that the next process of the host removed as leftovers: nobody had them any more."""
+
+    async def scenario() -> None:
+        async with hosted(tmp_path) as host:
+            beginning, members = host.itself._beginning, [(PEER,), (PEER,)]
+            states = [replace(state, version=24) for state in host.run.states]
+            starts = [stage_start(stage, state) for stage, state in enumerate(states)]
+
+            def begin() -> None:
+                sources = [StageSource.of_start(start) for start in starts]
+                for genesis in beginning.signed(sources, members, LeaseTable(), known={}, era=1):
+                    host.ledger.append("genesis", genesis.to_value())
+                shutil.copytree(host.run.folder.root, tmp_path / "killed" / "host")
+
+            await host.itself._archivist.archive_beginning(24, starts, LeaseTable(), anchored=True, begin=begin)
+
+    asyncio.run(scenario())
+    assert prepare(manifest_of(), tmp_path / "killed").version == 24
+
+
+def test_a_host_that_is_started_again_tells_once_more_that_the_stages_began_again(tmp_path: Path) -> None:
+    """Peers whose steps are quick do not ask, and trained on in the era before."""
+
+    async def scenario() -> None:
+        network, heard = MemoryNetwork(random.Random(0)), asyncio.Queue[tuple[int, Any]]()
+        host, peer = network.transport(identity_of(0)), network.transport(identity_of(1))
+
+        async def on_rollback(sender: PeerId, request: Message) -> Message:
+            fields = Fields("rollback call", request.meta)
+            heard.put_nowait((fields.integer("to_version"), Genesis.from_value(fields.message("genesis"))))
+            return Message()
+
+        peer.serve(ROLLBACK, on_rollback, max_body_bytes=0)
+        async with hosted(tmp_path) as made:
+            sources = [StageSource.of_start(start) for start in made.itself._beginning.stages]
+            members = [(peer.peer_id,)] * len(sources)
+            geneses = made.itself._beginning.signed(sources, members, LeaseTable(), known={}, era=1)
+        chain = Unused(members=())
+        known: dict[str, Any] = dict.fromkeys((one.name for one in fields(RollingBack) if one.init), Unused())
+        known |= {
+            "transport": host,
+            "followed": {stage: Unused(chain=chain) for stage in range(len(geneses))},
+            "beginning": Unused(geneses=geneses, to_version=4),
+        }
+        serving = asyncio.ensure_future(RollingBack(**known).serve())
+        told = [await asyncio.wait_for(heard.get(), 10.0) for _ in geneses]
+        assert sorted(told, key=lambda one: int(one[1].stage)) == [(4, genesis) for genesis in geneses]
+        serving.cancel()
+
+    asyncio.run(scenario())
 
 
 # -- a live swarm ----------------------------------------------------------------------------------------------

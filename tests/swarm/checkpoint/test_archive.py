@@ -15,6 +15,7 @@ from swarm.checkpoint.archive import (
     CheckpointMeta,
     CheckpointWriter,
     checkpoints,
+    finish_sealed,
     keep_last,
     latest_checkpoint,
     load_stage,
@@ -139,7 +140,7 @@ def write_and_die(folder: Path, syncs_before_death: int) -> NoReturn:
 
 
 def test_killed_writer_leaves_no_half_checkpoint(tmp_path: Path) -> None:
-    folders = [tmp_path / str(syncs_before_death) for syncs_before_death in range(7)]
+    folders = [tmp_path / str(syncs_before_death) for syncs_before_death in range(8)]
     for folder in folders:
         write(folder, 1)
     for syncs_before_death, folder in enumerate(folders):
@@ -150,14 +151,33 @@ def test_killed_writer_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     for syncs_before_death, folder in enumerate(folders):
         latest = latest_checkpoint(folder)
         assert latest is not None
-        # Two syncs a stage, one of the info file, one of the folder; the seventh comes after the rename.
-        assert latest.version == (2 if syncs_before_death == 6 else 1)
+        # Two syncs a stage, one of the info file, one of the folder, one of where it is; the next follows the rename.
+        assert latest.version == (2 if syncs_before_death == 7 else 1)
         for stage, layout in enumerate(LAYOUTS):
             load_stage(latest, stage, layout)
         remove_leftovers(folder)
         if latest.version == 1:
             write(folder, 2)
         assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000002"}
+
+
+def test_what_was_sealed_is_made_visible_if_it_is_what_is_named(tmp_path: Path) -> None:
+    digests = [state_digest(make_state(stage, 9)) for stage in range(2)]
+    write(tmp_path, 8)
+    writer = CheckpointWriter(tmp_path, 9)
+    for stage in (0, 1):
+        writer.add_stage(stage, make_state(stage, 9))
+    assert finish_sealed(tmp_path, 9, digests) is None, "it is not sealed"
+    writer.seal(META)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000008"]
+    assert finish_sealed(tmp_path, 9, digests[::-1]) is None
+    assert finish_sealed(tmp_path, 10, digests) is None
+    shown = finish_sealed(tmp_path, 9, digests)
+    assert shown is not None
+    assert load_stage(read_checkpoint(shown), 0, LAYOUTS[0]).version == 9
+    shown.rename(tmp_path / ".partial-00000009")
+    write(tmp_path, 10)
+    assert finish_sealed(tmp_path, 9, digests) is None, "it is being removed"
 
 
 def test_keep_last_removes_the_oldest(tmp_path: Path) -> None:
