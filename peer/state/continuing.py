@@ -7,12 +7,21 @@ from bisect import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from kernels.threads import Threads
 from peer.round.taking import StepTaking
 from peer.state.joining_state import JoiningState
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.results import ResultStore
 from swarm.checkpoint.snapshots import kept_states
-from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, merkle_root, root_as, state_chunks, state_digest
+from swarm.checkpoint.state import (
+    UNNAMED,
+    Bytes,
+    StageState,
+    chunk_hash,
+    merkle_root,
+    root_as,
+    state_chunks,
+)
 from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_first_chunk, fetch_offer, read_state
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
@@ -40,6 +49,38 @@ class _Wish:
     number: int
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What was asked for."""
+
+    state: StageState
+    """Under the number that was asked for, without a name."""
+    chain: StageChain
+    digest: bytes
+    hashes: tuple[bytes, ...]
+    total_bytes: int
+    first_chunk: Bytes
+
+    @classmethod
+    def of(cls, state: StageState, chain: StageChain, threads: Threads) -> "_Prepared":
+        chunks = state_chunks(state)
+        hashes, total_bytes = threads.map(chunk_hash, chunks), sum(len(chunk) for chunk in chunks)
+        return cls(state, chain, merkle_root(hashes, total_bytes), tuple(hashes), total_bytes, chunks[0])
+
+    def said(self) -> tuple[dict[str, Value], bytes]:
+        """For the host: it need not see more to sign where the stage begins."""
+        facts: dict[str, Value] = {
+            "digest": self.digest,
+            "total_bytes": self.total_bytes,
+            "chain": self.chain.to_value(),
+        }
+        return facts, b"".join([*self.hashes, self.first_chunk])
+
+    def digest_as(self, version: int) -> bytes:
+        layout, total_bytes = self.state.layout, self.total_bytes
+        return root_as(layout, self.first_chunk, self.hashes, total_bytes, version=version, name=UNNAMED)
+
+
 class Continuing:
     """Answers the host: of a peer that trains, `taking` its steps, or of one that has found nobody who does."""
 
@@ -48,7 +89,7 @@ class Continuing:
         self._host = host
         self._taking = taking
         self._wish: _Wish | None = None
-        self._making: asyncio.Future[tuple[StageState, StageChain] | None] | None = None
+        self._making: asyncio.Future[_Prepared | None] | None = None
         self._asked_at = 0.0
 
     def serve(self, transport: Transport) -> None:
@@ -88,8 +129,7 @@ class Continuing:
         stands_at = None if self._taking is None else int(await self._taking.stand_still(for_s=STANDS_S))
         if wish != self._wish or self._making is None:
             self._wish = wish
-            made = asyncio.to_thread(self._past.made_again, wish.lineage, wish.version)
-            self._making = asyncio.ensure_future(made)
+            self._making = asyncio.ensure_future(self._prepared(wish, self._making))
         self._asked_at = time.monotonic()
         done, _ = await asyncio.wait({self._making}, timeout=WAIT_S)
         newest = await asyncio.to_thread(self._past.newest, wish.lineage) if stands_at is None else stands_at
@@ -98,8 +138,20 @@ class Continuing:
         found = self._making.result()
         if found is None:
             raise RemoteError("gone", f"version {wish.version} cannot be made again here", sender)
-        state, chain = self._numbered(found[0], wish.number), found[1]
-        return await asyncio.to_thread(_stated, state, chain, newest)
+        said, body = found.said()
+        return Message({"newest": newest, "state": said}, body)
+
+    async def _prepared(self, wish: _Wish, before: "asyncio.Future[_Prepared | None] | None") -> _Prepared | None:
+        """Made once, however often the host asks, and after what it asked for `before`: a state's bytes are many."""
+        if before is not None:
+            await asyncio.wait({before})
+        return await asyncio.to_thread(self._prepare, wish) if wish == self._wish else None
+
+    def _prepare(self, wish: _Wish) -> _Prepared | None:
+        made = self._past.made_again(wish.lineage, wish.version)
+        if made is None:
+            return None
+        return _Prepared.of(self._numbered(made[0], wish.number), made[1], self._past.threads)
 
     def _check_is_host(self, sender: PeerId) -> None:
         """What is on the disk is read, and steps are made again: nobody else has a peer do that."""
@@ -118,9 +170,9 @@ class Continuing:
         """The state of `to_version` that has this digest as that version, without a name; if it is on this machine."""
         if self._making is not None and time.monotonic() < self._asked_at + PREPARED_S:
             found = await self._making
-            if found is not None and await self._has_digest(found[0], digest, as_version):
+            if found is not None and found.digest_as(as_version) == digest:
                 self._making = None
-                return self._numbered(found[0], as_version)
+                return self._numbered(found.state, as_version)
         self._making = None
         for held in await asyncio.to_thread(self._past.holdings):
             if held.oldest <= to_version <= held.newest:
@@ -130,18 +182,9 @@ class Continuing:
         return None
 
     async def _has_digest(self, state: StageState, digest: bytes, as_version: int) -> bool:
-        return await asyncio.to_thread(state_digest, self._numbered(state, as_version)) == digest
-
-
-def _stated(state: StageState, chain: StageChain, newest: int) -> Message:
-    chunks = state_chunks(state)
-    hashes, total_bytes = [chunk_hash(chunk) for chunk in chunks], sum(len(chunk) for chunk in chunks)
-    said: dict[str, Value] = {
-        "digest": merkle_root(hashes, total_bytes),
-        "total_bytes": total_bytes,
-        "chain": chain.to_value(),
-    }
-    return Message({"newest": newest, "state": said}, b"".join([*hashes, chunks[0]]))
+        chunks = state_chunks(self._numbered(state, as_version))
+        hashes = await asyncio.to_thread(self._past.threads.map, chunk_hash, chunks)
+        return merkle_root(hashes, sum(len(chunk) for chunk in chunks)) == digest
 
 
 async def from_elsewhere(genesis: Genesis, wanted: JoiningState) -> StageState:

@@ -12,7 +12,8 @@ import pytest
 
 from bootstrap.state import going_on
 from bootstrap.state.going_on import _Choice
-from peer.state.continuing import _stated
+from kernels.threads import ONE_THREAD
+from peer.state.continuing import _Prepared
 from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, merkle_root, state_chunks
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.canonical import Value
@@ -128,7 +129,8 @@ def test_a_friends_state_is_taken_where_it_leads_to_what_is_certified(tmp_path: 
 
 def serve_prepared(transport: Transport, state: StageState, chain: StageChain) -> None:
     async def on_prepare(sender: PeerId, request: Message) -> Message:
-        return await asyncio.to_thread(_stated, state, chain, int(state.version))
+        said, body = (await asyncio.to_thread(_Prepared.of, state, chain, ONE_THREAD)).said()
+        return Message({"newest": int(state.version), "state": said}, body)
 
     transport.serve(PREPARE, on_prepare, max_body_bytes=0)
 

@@ -3,13 +3,17 @@ it."""
 
 import asyncio
 import random
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from kernels.threads import Threads
+from peer.state import continuing
 from peer.state.continuing import Continuing, from_elsewhere
 from peer.state.joining_state import JoiningState
 from swarm.checkpoint.kept_past import KeptPast
@@ -19,7 +23,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.state.stage_chain import Genesis
+from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.host_protocol import HOLDINGS, PREPARE, RESULTS
 from swarm.identity.key import Identity
 from swarm.model.layout import ParameterLayout
@@ -148,3 +152,60 @@ def test_without_the_host_members_give_what_the_genesis_names_and_nothing_else_i
         assert {peer for peer, index in scene.asked if index} == {OTHER.peer_id}
 
     asyncio.run(play())
+
+
+class HeldUp(Threads):
+    """Hash when the test lets them, and count it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.let = threading.Event()
+        self.num_hashed = 0
+
+    def map(self, function: Any, items: Any) -> list[Any]:
+        self.let.wait(20.0)
+        self.num_hashed += len(items)
+        return super().map(function, items)
+
+
+def test_a_state_that_was_made_again_is_hashed_once_and_the_host_does_not_wait_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several GB take longer to hash than the host waits for an answer: each of its questions began anew with it."""
+    monkeypatch.setattr(continuing, "WAIT_S", 0.05)
+    threads = HeldUp()
+
+    class Past(KeptPast):
+        def made_again(self, lineage: bytes, version: int) -> tuple[StageState, StageChain]:
+            return replace(NAMED, version=version), StageChain.begin(GENESIS, small_settings(1))
+
+    async def scenario() -> None:
+        network = MemoryNetwork(random.Random(0))
+        me, host = network.transport(ME), network.transport(HOST)
+        held = Continuing(Past(tmp_path, StageIndex(0), small_settings(1), LAYOUT, threads), HOST.peer_id)
+        held.serve(me)
+        request = Message({"lineage": bytes(32), "version": 8, "number": 24})
+
+        async def asked() -> Message:
+            return await host.call(ME.peer_id, PREPARE, request, timeout_s=10.0, max_body_bytes=1 << 24)
+
+        for _ in range(3):
+            assert (await asked()).meta["state"] is None
+        threads.let.set()
+        async with asyncio.timeout(10.0):
+            while (told := await asked()).meta["state"] is None:
+                pass
+        again = await asked()
+        assert again.meta == told.meta
+        said = Fields("prepared", told.meta).message("state")
+        assert said["digest"] == GENESIS.state_digest
+        chunks = state_chunks(STATE)
+        assert bytes(told.body) == b"".join([*map(chunk_hash, chunks), chunks[0]])
+        state = await held.state_of(GENESIS, 8)
+        assert state is not None
+        assert threads.num_hashed == len(chunks)
+        assert state_digest(state) == GENESIS.state_digest
+        for transport in (me, host):
+            await transport.close()
+
+    asyncio.run(scenario())
