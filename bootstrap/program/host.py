@@ -27,6 +27,7 @@ from bootstrap.owner.trouble import Notice, Trouble
 from bootstrap.program.books import Books, Credit, is_cut_anew
 from bootstrap.program.host_context import HostContext
 from bootstrap.program.ledger import Ledger
+from bootstrap.round.asking import of_each
 from bootstrap.round.followed_stage import Certified
 from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
@@ -64,6 +65,7 @@ from swarm.host_protocol import (
     REPORT,
     RESULT,
     RUN,
+    STANDING,
     Credited,
     RelayOffer,
     StepReport,
@@ -346,7 +348,9 @@ class Host:
 
         Raises what any part of it raises: none goes on without another.
         """
+        await self._archivist.sign_newest(self.books.checkpoints)
         if self.is_over:
+            await self._end_once_more()
             return
         await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
         await self._beginning.made.wait()
@@ -383,6 +387,29 @@ class Host:
             await self.farewell()
         else:
             self.amending.carry_out()
+
+    async def _end_once_more(self) -> None:
+        """The run was over when this process began: the one before may have been killed before the last version was
+        evaluated, or anybody told."""
+        known = {*self.books.peers} & {*self.progress.peers}
+
+        async def is_there(peer: PeerId) -> None:
+            await self._transport.call(peer, STANDING, Message(), timeout_s=5.0, max_body_bytes=0)
+            self.progress.has_answered(peer)
+
+        await of_each(known, is_there)
+        if self.run.version not in self.books.held_out and self.progress.present(stage=0):
+            self._evaluation.ask_for(self.run.version)
+            work = [asyncio.ensure_future(self._evaluate()), asyncio.ensure_future(self._evaluation.asked_for.join())]
+            try:
+                ended, _ = await asyncio.wait(work, timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+            finally:
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+        await self.farewell(known)
 
     async def _course(self, version: int) -> None:
         """Checkpoints at the versions that are due beyond this one, and the held-out loss there."""
@@ -525,8 +552,9 @@ class Host:
     def _begin_anew(self, geneses: list[Genesis], sources: Sequence[StageSource], because: Value) -> None:
         self._begin(geneses, sources, because=because)
 
-    async def farewell(self) -> None:
-        """Tell every peer that the run is over, also who was lately left out of a roster: it may live."""
+    async def farewell(self, known: Iterable[PeerId] = ()) -> None:
+        """Tell every peer that the run is over, also who was lately left out of a roster, and those `known`: it may
+        live."""
         self._ended = True
 
         async def tell(peer: PeerId) -> None:
@@ -535,7 +563,7 @@ class Host:
 
         lately = time.time() - FAREWELL_S
         heard = {peer for peer, figures in self.progress.peers.items() if figures.last_heard > lately}
-        await asyncio.gather(*(tell(peer) for peer in sorted({*self.progress.present(), *heard})))
+        await asyncio.gather(*(tell(peer) for peer in sorted({*self.progress.present(), *heard, *known})))
 
     def _is_due(self, version: int) -> bool:
         settings = self.run.settings

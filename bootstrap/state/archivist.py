@@ -5,7 +5,7 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from bootstrap.owner.progress import RunProgress, VersionGone
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.beginning import StageStart
 from bootstrap.state.run_folder import PreparedRun
-from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
+from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last, latest_checkpoint
 from swarm.checkpoint.huggingface import copy_tokenizer
 from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
@@ -129,6 +129,18 @@ class Archivist:
             raise
         path = await asyncio.to_thread(writer.show)
         return await self._signed(path, version, anchored, [start.offer.digest for start in starts])
+
+    async def sign_newest(self, signed: Collection[int]) -> None:
+        """Sign for the newest checkpoint on this disk, if it is none of those `signed`: an earlier process was killed
+        when all of it was there, and nobody would ever fetch it."""
+        info = await asyncio.to_thread(latest_checkpoint, self._run.folder.checkpoints)
+        if info is None or info.version in signed:
+            return
+        log.warning("checkpoint %d was whole, and not signed yet", info.version)
+        digests = [record.digest for record in info.stages]
+        anchors = [self._anchor_of(stage, info.version) for stage in range(len(digests))]
+        anchored = digests == [None if anchor is None else anchor.state_digest for anchor in anchors]
+        await self._signed(info.path, info.version, anchored, digests)
 
     async def _seal(self, writer: CheckpointWriter, leases: LeaseTable) -> None:
         """All stages are in the checkpoint: now the rest is, too."""
