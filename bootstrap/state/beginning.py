@@ -96,7 +96,8 @@ class Beginning:
         self._genesis: list[Genesis] | None = earlier or None
         self.to_version = to_version
         """Of which version the state was that the stages began at."""
-        self.stages = [stage_start(stage, state) for stage, state in enumerate(run.states)]
+        begun = zip(run.states, run.hashes, strict=True)
+        self.stages = [_started(stage, state, hashes) for stage, (state, hashes) in enumerate(begun)]
         self.waiting: list[dict[PeerId, float]] = [{} for _ in run.states]
         """Of each stage that has begun: who has found nobody of it who trains, and when it last said so."""
         self.lost: frozenset[int] = frozenset()
@@ -294,7 +295,11 @@ def _answered(
 
 
 def stage_start(stage: int, state: StageState) -> StageStart:
+    """Its state is hashed: not for the event loop."""
+    return _started(stage, state, tuple(chunk_hash(chunk) for chunk in state_chunks(state)))
+
+
+def _started(stage: int, state: StageState, hashes: tuple[bytes, ...]) -> StageStart:
     chunks = state_chunks(state)
-    hashes = tuple(chunk_hash(chunk) for chunk in chunks)
     total = sum(len(chunk) for chunk in chunks)
     return StageStart(state, chunks, Offer(stage, state.version, merkle_root(hashes, total), hashes, total, None))

@@ -333,6 +333,7 @@ class RollingBack:
             if not members[-1]:
                 raise TransientError(f"no member of stage {stage} is present")
         self.run.states, self.run.leases = [start.state for start in starts], leases
+        self.run.hashes = [start.offer.hashes for start in starts]
         sources = [StageSource.of_start(start) for start in starts]
         geneses = self.beginning.signed(
             sources, members, leases, known=self.followed.recent_work, era=self.books().lineages[0]

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, finish_sealed, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.recut import recut
-from swarm.checkpoint.state import UNNAMED, StageState, state_digest
+from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, state_chunks, state_digest
 from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import RunId
@@ -106,6 +106,11 @@ class PreparedRun:
     """What is kept of the checkpoint that the run began from, if it did."""
     archive: RemoteArchive | None = None
     """Where checkpoints are kept besides the folder, if anywhere."""
+    hashes: list[tuple[bytes, ...]] = field(init=False)
+    """Of the chunks of each state. Of several GB they take seconds: they are made with the run, where nobody waits."""
+
+    def __post_init__(self) -> None:
+        self.hashes = [tuple(map(chunk_hash, state_chunks(state))) for state in self.states]
 
     @property
     def version(self) -> int:
@@ -321,11 +326,11 @@ def taken_up_again(run: PreparedRun) -> PreparedRun:
     """The run as its folder has it by now: from its latest checkpoint, if there is one."""
     _clear(run.folder)
     signed = replace(run.signed, amendments=_amendments(run.folder))
-    run = replace(run, signed=signed, settings=signed.in_force)
     info = latest_checkpoint(run.folder.checkpoints)
-    if info is None:
-        return run
-    return replace(run, states=archived(info, run.settings), leases=leases_of(info))
+    states, leases = run.states, run.leases
+    if info is not None:
+        states, leases = archived(info, signed.in_force), leases_of(info)
+    return replace(run, signed=signed, settings=signed.in_force, states=states, leases=leases)
 
 
 def archived(info: CheckpointInfo, settings: RunSettings) -> list[StageState]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.state import beginning
 from bootstrap.state.beginning import stage_start
+from swarm.checkpoint.state import Bytes, state_digest
 from swarm.checkpoint.transfer import CHUNK
 from swarm.core.errors import TransientError
 from swarm.network.transport import Message
@@ -31,5 +33,23 @@ def test_a_chunk_of_a_state_that_a_rollback_replaced_is_not_given_out_of_another
                 await chunk(0)
             assert bytes((await chunk(24)).body) != before
             await peer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_host_that_opens_has_hashed_its_states_before_anybody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all stages together are tens of GB, and the transport was up: nothing was answered meanwhile."""
+
+    def hashed(chunk: Bytes) -> bytes:
+        raise AssertionError("a chunk is hashed on the event loop")
+
+    monkeypatch.setattr(beginning, "chunk_hash", hashed)
+
+    async def scenario() -> None:
+        async with hosted(tmp_path) as host:
+            digests = [start.offer.digest for start in host.itself._beginning.stages]
+            assert digests == [state_digest(state) for state in host.run.states]
 
     asyncio.run(scenario())
