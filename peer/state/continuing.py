@@ -200,13 +200,13 @@ async def from_elsewhere(genesis: Genesis, wanted: JoiningState) -> StageState:
             offer,
             wanted.settings,
             wanted.folder,
-            wanted.held,
-            lambda giving: donors.more_of(offer, giving),
+            wanted.broken_off.chunks,
+            lambda giving, but: donors.more_of(offer, giving, but),
         )
         state = await asyncio.to_thread(read_state, wanted.layout, chunks, offer.digest, wanted.folder)
     except (RemoteError, TimeoutError) as error:
         raise TransientError(f"version {genesis.version} from {len(holders)} donors: {error}") from error
-    wanted.held.clear()
+    wanted.broken_off.clear()
     return replace(state, version=int(genesis.version), name=UNNAMED)
 
 
@@ -232,9 +232,9 @@ class _Donors:
         version = self._genesis.version
         raise TransientError(f"none of {len(self._named)} gives version {version}, at which the stage begins again")
 
-    async def more_of(self, offer: Offer, giving: Collection[PeerId]) -> list[PeerId]:
+    async def more_of(self, offer: Offer, giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
         """Who has the rest of it, too: members that were on their way there themselves."""
-        others = [peer for peer in self._named if peer not in giving]
+        others = [peer for peer in self._named if peer not in giving and peer not in but]
         offers = await self._offers(others[: max(0, MOST_DONORS - len(giving))])
         return [peer for peer, other in offers.items() if _has_the_rest(other, offer)]
 
@@ -257,7 +257,7 @@ class _Donors:
     async def _is_it(self, donor: PeerId, offer: Offer) -> bool:
         """Whether it is the genesis's, which its first chunk shows."""
         wanted, version = self._wanted, int(self._genesis.version)
-        hashes, first = offer.hashes, wanted.held.get(offer.hashes[0])
+        hashes, first = offer.hashes, wanted.broken_off.chunks.get(offer.hashes[0])
         try:
             if first is None:
                 first = await fetch_first_chunk(wanted.transport, donor, offer, wanted.settings)
@@ -267,7 +267,7 @@ class _Donors:
             return False
         if root != self._genesis.state_digest:
             return False
-        wanted.held[hashes[0]] = first
+        wanted.broken_off.chunks[hashes[0]] = first
         return True
 
 

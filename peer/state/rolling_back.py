@@ -17,7 +17,7 @@ from peer.directory.host import Host
 from peer.round.stage_steps import StageSteps
 from peer.round.taking import StepTaking
 from peer.state.continuing import Continuing, from_elsewhere
-from peer.state.joining_state import JoiningState
+from peer.state.joining_state import BrokenOff, JoiningState
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
@@ -61,8 +61,7 @@ class RollingBack:
         self._end_at = end_at
         self._newest: Genesis | None = None
         self._to_version = -1
-        self._chunks: dict[bytes, memoryview] = {}
-        """Of a state whose transfer broke off."""
+        self._broken_off = BrokenOff()
         self._heard = asyncio.Event()
         self.amended = asyncio.Event()
         """More amendments are in force than this peer was made under."""
@@ -191,7 +190,7 @@ class RollingBack:
             steps.replica.layout,
             steps.context.snapshots.folder,
             own.amendments,
-            self._chunks,
+            self._broken_off,
         )
         return await from_elsewhere(genesis, wanted)
 

@@ -129,12 +129,13 @@ async def fetch_state_by_digest(
         else:
             log.warning("%s offers another state of stage %d version %d than is wanted", donor, stage, version)
 
-    async def more(giving: Collection[PeerId]) -> list[PeerId]:
-        asked = [donor for donor in find() if donor not in giving][: max(0, MOST_DONORS - len(giving))]
+    async def more(giving: Collection[PeerId], but: Collection[PeerId]) -> list[PeerId]:
+        known = [donor for donor in find() if donor not in giving and donor not in but]
+        asked = known[: max(0, MOST_DONORS - len(giving))]
         await asyncio.gather(*(ask(donor) for donor in asked))
         return [donor for donor in asked if donor in offers]
 
-    holders = await more(())
+    holders = await more((), ())
     if not holders:
         raise TransientError(f"nobody offers version {version} of stage {stage} that is wanted")
     chunks = await fetch_chunks(transport, holders, offers[holders[0]], settings, folder, held, more)
