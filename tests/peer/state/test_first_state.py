@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from kernels.threads import ONE_THREAD
 from peer.directory.host import HOST_RETRY_S, Host
 from peer.state import first_state
 from peer.state.first_state import FirstState
-from swarm.checkpoint.state import StageState, chunk_hash, state_chunks, state_digest
+from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.errors import DiskFullError, RemoteError
 from swarm.core.fields import Fields
@@ -53,7 +54,8 @@ class Scene:
         self.asked_at: list[float] = []
         self.spoilt = 0
         """So many chunks are of another state at first."""
-        self._chunks = state_chunks(self.replica.state)
+        self.state = replace(self.replica.state, name=UNNAMED)
+        self._chunks = state_chunks(self.state)
 
     @property
     def genesis(self) -> Genesis:
@@ -62,7 +64,7 @@ class Scene:
             run_id=RUN_ID,
             stage=STAGE,
             version=Version(0),
-            state_digest=state_digest(self.replica.state),
+            state_digest=state_digest(self.state),
             members=(ME.peer_id,),
             leases=LeaseTable(),
             host=HOST.peer_id,
@@ -74,8 +76,7 @@ class Scene:
     def get(self, answer: Answer) -> tuple[StageState, StageChain]:
         """What the peer gets. Raises RemoteError("enough") after so many questions."""
         hashes = tuple(map(chunk_hash, self._chunks))
-        state = self.replica.state
-        offer = Offer(STAGE, state.version, state_digest(state), hashes, sum(map(len, self._chunks)), None)
+        offer = Offer(STAGE, self.state.version, state_digest(self.state), hashes, sum(map(len, self._chunks)), None)
 
         async def on_genesis(sender: PeerId, request: Message) -> Message:
             self.asked_at.append(asyncio.get_running_loop().time())
