@@ -35,11 +35,9 @@ PIECES = "pieces"
 """{digest} -> {pieces, mirrors}: what each piece of the file is to be, and the URLs of copies of it; to a peer of the
 first stage too, which names none."""
 RESULTS = "results"
-"""To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
-version on, a few at most; with `bodies` the encoded parts too, end to end."""
-MAX_RESULTS_PER_CALL = 4
-MAX_BARE_RESULTS_PER_CALL = 64
-"""Without their bodies."""
+"""To a peer: {from, wait_s} -> {version, oldest, results}: its stage's certified results from a version on, a few at
+most. Their parts are fetched one by one."""
+MAX_RESULTS_PER_CALL = 64
 REPORT = "report"
 """{report} -> {wants_result, minimum_release, credit}: what a peer did in a step; figures for people."""
 RESULT = "result"

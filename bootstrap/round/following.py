@@ -12,7 +12,7 @@ from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
-from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -122,10 +122,10 @@ class Following(Mapping[int, FollowedStage]):
     async def _ask(self, followed: FollowedStage, peer: PeerId) -> bool:
         """The peer's next results, taken; whether there were any. Raises TransientError and RemoteError."""
         before = int(followed.version)
-        meta: dict[str, Value] = {"from": before, "wait_s": 0.0, "bodies": False}
+        meta: dict[str, Value] = {"from": before, "wait_s": 0.0}
         reply = await self._transport.call(peer, RESULTS, Message(meta), timeout_s=CALL_S, max_body_bytes=0)
         fields = Fields("results", reply.meta)
-        for result in fields.items("results", Result.from_value, max_items=MAX_BARE_RESULTS_PER_CALL):
+        for result in fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL):
             self.take(result)
         return int(followed.version) > before
 

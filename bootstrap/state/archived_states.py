@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from bootstrap.state.run_folder import PreparedRun, leases_of
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import checkpoints, load_stage, read_checkpoint
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.results import ResultStore
 from swarm.checkpoint.snapshots import SnapshotStore
-from swarm.checkpoint.state import StageState
-from swarm.checkpoint.transfer import fetch_bare_results, fetch_results, fetch_state
+from swarm.checkpoint.state import Bytes, StageState
+from swarm.checkpoint.transfer import bodies_of, fetch_parts, fetch_results, fetch_state, parts_of
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.round.contribution import Result
 from swarm.core.state.coming_back import Era, Point, point_of, points_of
 from swarm.core.state.stage_chain import StageChain
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Transport
 
@@ -43,6 +46,9 @@ class ArchivedStates:
             for stage, state in enumerate(run.states)
         ]
         self._stores = [SnapshotStore(past.folder, kept=1) for past in self._handed]
+        self._chunks: list[dict[bytes, memoryview]] = [{} for _ in run.states]
+        self._parts: list[dict[bytes, Bytes]] = [{} for _ in run.states]
+        """Of each stage, what came of a state, and of results, that did not come whole."""
         self._taking = [asyncio.Lock() for _ in run.states]
         """Of a stage's last peers two may leave at once."""
 
@@ -54,7 +60,9 @@ class ArchivedStates:
         """
         past, settings, version = self._handed[stage], self._run.settings, int(certified.version)
         async with self._taking[stage]:
-            state, offer = await fetch_state(transport, peer, stage, past.layout, settings, past.folder, version=start)
+            state, offer = await fetch_state(
+                transport, peer, stage, past.layout, settings, past.folder, version=start, held=self._chunks[stage]
+            )
             if offer.chain is None:
                 raise RemoteError("protocol", f"version {start} comes without what is certified of it", peer)
             if await self._led_to(transport, peer, offer.chain, version) != certified.to_value():
@@ -63,16 +71,29 @@ class ArchivedStates:
             results = ResultStore(past.folder, offer.chain, kept=version - start + 1)
             at = start
             while at < version:
-                offered = await fetch_results(transport, peer, at, past.layout, settings)
+                offered = await fetch_results(transport, peer, at, settings)
                 if not offered.results:
                     raise TransientError(f"{peer} has no result of step {at} any more")
-                for result, bodies in offered.results[: version - at]:
+                for result in offered.results[: version - at]:
                     if int(result.roster.step) != at:
                         raise RemoteError("protocol", f"the result of step {result.roster.step} for {at}", peer)
-                    results.keep(result, bodies)
+                    results.keep(result, await self._bodies(transport, peer, stage, result))
                     await asyncio.to_thread(results.write, at)
                     at += 1
             await asyncio.to_thread(results.forget_others)
+            self._chunks[stage].clear()
+            self._parts[stage].clear()
+
+    async def _bodies(self, transport: Transport, peer: PeerId, stage: int, result: Result) -> list[Bytes]:
+        """Its parts, one by one. Raises TransientError or RemoteError."""
+        past, settings = self._handed[stage], self._run.settings
+        parts, held = Parts.of(settings, past.layout), self._parts[stage]
+        if len(result.parts) != len(parts):
+            raise RemoteError("protocol", f"a result of {len(result.parts)} parts, where there are {len(parts)}", peer)
+        largest_bytes = max(map(parts.result_bytes, range(len(parts))))
+        step, named, keep = result.roster.step, parts_of(result), ColdBytes(past.folder, "parts").put
+        await fetch_parts(transport, [peer], step, named, settings, held, largest_bytes=largest_bytes, keep=keep)
+        return bodies_of(result, held)
 
     async def _led_to(self, transport: Transport, peer: PeerId, chain: StageChain, version: int) -> Value:
         """What the chain becomes by the peer's results, up to a version: its name alone would bind no leases.
@@ -81,10 +102,10 @@ class ArchivedStates:
         """
         settings = self._run.settings
         while chain.version < version:
-            offered = await fetch_bare_results(transport, peer, int(chain.version), settings)
+            offered = await fetch_results(transport, peer, int(chain.version), settings)
             if not offered.results:
                 raise TransientError(f"{peer} has no result of step {chain.version} any more")
-            for result, _ in offered.results[: version - int(chain.version)]:
+            for result in offered.results[: version - int(chain.version)]:
                 chain = chain.advance(result, settings)
         return chain.to_value()
 

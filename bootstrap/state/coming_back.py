@@ -36,6 +36,8 @@ CALL_S = 3.0
 SILENT_S, SILENT_AFTER_START_S = 10.0, 20.0
 """A member that has not answered for so long, and for a lease, is not waited for; longer where this host has only just
 been started, for it takes peers some seconds to find it again."""
+HANDED_OVER_WITHIN_S = 5.0
+"""Who hands over asks again and again whether it is done, and has an answer by then: it may take hours."""
 MOST_HANDED_RESULTS = 64
 """With a state, by a peer that leaves."""
 LATE_GOODBYE = 2
@@ -56,6 +58,8 @@ class ComingBack:
     """The owner has said that nobody more is waited for."""
     _started_at: float = field(default_factory=time.monotonic)
     _silent_since: dict[PeerId, float] = field(default_factory=dict)
+    _taking: dict[tuple[PeerId, int, int], asyncio.Task[None]] = field(default_factory=dict)
+    """What is being handed over: of whom, from which version to which."""
     _left_at: dict[PeerId, int] = field(default_factory=dict)
     """The version that each was at who has said goodbye."""
     _leaving: set[PeerId] = field(default_factory=set)
@@ -111,17 +115,40 @@ class ComingBack:
                 raise RemoteError("standing", f"nobody has asked {sender} for the state of stage {stage}", sender)
             if not start <= version <= start + MOST_HANDED_RESULTS:
                 raise RemoteError("protocol", f"{version - start} results are handed over", sender)
-            async with asyncio.timeout(self.host.beginning.states_s):
-                await self._take(sender, stage, start=start, version=version)
-            self.host.emit({"event": "handed_over", "stage": stage, "version": version, "peer_id": sender})
-            return Message({"wanted": False})
+            is_here = await self._is_taken(sender, stage, start=start, version=version)
+            return Message({"wanted": not is_here})
         self._leaving.add(sender)
         others = [peer for peer in self.host.progress.present(stage=stage) if peer not in self._leaving]
         standing = await self._standings([peer for peer in others if self.host.justice.may_train(peer)], stage)
         return Message({"wanted": not standing and is_believed})
 
+    async def _is_taken(self, peer: PeerId, stage: int, *, start: int, version: int) -> bool:
+        """Whether what a member hands over is on disk here, or soon is. Raises TransientError or RemoteError where it
+        did not come; whoever asks then has it tried again.
+        """
+        given = peer, start, version
+        for other in [other for other in self._taking if other[0] == peer and other != given]:
+            self._taking.pop(other).cancel()
+        if given not in self._taking:
+            self._taking[given] = asyncio.ensure_future(self._take(peer, stage, start=start, version=version))
+        taking = self._taking[given]
+        await asyncio.wait({taking}, timeout=HANDED_OVER_WITHIN_S)
+        if not taking.done():
+            return False
+        del self._taking[given]
+        taking.result()
+        return True
+
     async def _take(self, peer: PeerId, stage: int, *, start: int, version: int) -> None:
         """What a member hands over, up to a version that is certified. Raises TransientError or RemoteError."""
+        try:
+            async with asyncio.timeout(self.host.beginning.states_s):
+                await self._take_now(peer, stage, start=start, version=version)
+        except TimeoutError as error:
+            raise TransientError(f"the state of stage {stage} did not come in time") from error
+        self.host.emit({"event": "handed_over", "stage": stage, "version": version, "peer_id": peer})
+
+    async def _take_now(self, peer: PeerId, stage: int, *, start: int, version: int) -> None:
         await self.host.followed.catch_up(stage, [(version, peer)], most_behind=0)
         certified = self.host.followed.chain_at(stage, version)
         if certified is None:
@@ -135,6 +162,9 @@ class ComingBack:
         try:
             await self._look_for_ever()
         finally:
+            for taking in self._taking.values():
+                taking.cancel()
+            await asyncio.gather(*self._taking.values(), return_exceptions=True)
             await self.going_on.stop()
 
     async def _look_for_ever(self) -> None:

@@ -346,7 +346,7 @@ class PeerAtStage:
     async def hand_over(self) -> str | None:
         """What became of the state, in words for the owner; None where there is nothing to say."""
         self.leaving.waits_for = "the state is handed over, where nobody else has it"
-        return await hand_over(self.rounds, self._own.host, num_given=lambda: self._num_given)
+        return await hand_over(self.rounds, self._own.host)
 
     @property
     def _num_given(self) -> int:

@@ -30,9 +30,11 @@ from swarm.checkpoint.transfer import (
     SNAPSHOT,
     Offer,
     OfferedResults,
-    fetch_bare_results,
+    bodies_of,
     fetch_early_parts,
     fetch_parts,
+    fetch_results,
+    parts_of,
 )
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
@@ -41,7 +43,7 @@ from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Result
 from swarm.core.transfers import MOST_DONORS
-from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -72,7 +74,7 @@ class StateDonor:
         self._joiners = joiners
         self._heard_of = heard_of
         self.num_given = 0
-        """Results and chunks of states, so far."""
+        """Chunks of states, so far."""
 
     def serve(self, transport: Transport) -> None:
         for method, handler in (
@@ -89,30 +91,12 @@ class StateDonor:
         """Results from a version on, at most a few; waits for the next one if the caller is up to date."""
         fields = Fields("results request", request.meta)
         start, wait_s = fields.integer("from"), min(fields.number("wait_s"), LONGEST_WAIT_S)
-        with_bodies = fields.boolean("bodies")
         steps = self._steps
-        if with_bodies and sender != steps.chain.host:
-            raise RemoteError("standing", "the parts of results are given one by one, to all but the host", sender)
         if start >= steps.version and not steps.is_over:
             await steps.wait_for_version(start + 1, timeout_s=wait_s)
-        if not with_bodies:
-            bare = await asyncio.to_thread(steps.context.results.signed_since, start, at_most=MAX_BARE_RESULTS_PER_CALL)
-            held_from = min(steps.context.results, default=int(steps.version))
-            return Message({"version": steps.version, "oldest": held_from, "results": [*bare], "sizes": []})
-        values: list[Value] = []
-        sizes: list[Value] = []
-        bodies: list[bytes | bytearray | memoryview] = []
-        for version in range(start, min(steps.version, start + MAX_RESULTS_PER_CALL)):
-            held = steps.context.results.get(version)
-            if held is None:
-                break
-            self.num_given += 1
-            values.append(held[0].packed)
-            sizes.append([len(body) for body in held[1]])
-            bodies += held[1]
+        results = await asyncio.to_thread(steps.context.results.signed_since, start, at_most=MAX_RESULTS_PER_CALL)
         oldest = min(steps.context.results, default=int(steps.version))
-        meta: dict[str, Value] = {"version": steps.version, "oldest": oldest, "results": values, "sizes": sizes}
-        return Message(meta, b"".join(bodies))
+        return Message({"version": steps.version, "oldest": oldest, "results": [*results]})
 
     async def _on_snapshot(self, sender: PeerId, request: Message) -> Message:
         """The latest snapshot, or that of one version: see `swarm.checkpoint.transfer`."""
@@ -316,7 +300,7 @@ class CatchUp:
         is_to_ask = self._is_joining and self._asked_at != steps.version  # at once: the next round may begin
         wait_s = 0.0 if self._takes_part or is_to_ask else 2.0
         settings, started_at = steps.context.settings, int(steps.version)
-        offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
+        offered = await fetch_results(self._transport, donor, started_at, settings, wait_s=wait_s)
         self._stage_is_at(offered.version, donor)
         is_of_another = offered.version > steps.version and offered.oldest > steps.version
         if is_of_another:
@@ -336,7 +320,7 @@ class CatchUp:
         if self._is_joining and self._is_there_in_time(offered.version - started_at):
             self._asked_at = steps.version
             await self._ask_to_join()
-        results = [result for result, _ in offered.results]
+        results = offered.results
         for result, following in zip_longest(results, results[1:]):
             if int(result.roster.step) != int(steps.version):
                 break
@@ -364,7 +348,7 @@ class CatchUp:
 
         async def ask(peer: PeerId) -> OfferedResults | None:
             with contextlib.suppress(TransientError, RemoteError):
-                offered = await fetch_bare_results(self._transport, peer, version, settings)
+                offered = await fetch_results(self._transport, peer, version, settings)
                 if offered.oldest <= version and offered.results:
                     return offered
             return None
@@ -420,7 +404,7 @@ class CatchUp:
         # They are asked for again when it is their turn.
         with contextlib.suppress(TransientError, RemoteError, TimeoutError):
             async with asyncio.timeout(self._unchecked_s):
-                await self._fetch_parts(donor, result.roster.step, _named(result))
+                await self._fetch_parts(donor, result.roster.step, parts_of(result))
 
     @property
     def _unchecked_s(self) -> float:
@@ -507,10 +491,10 @@ class CatchUp:
         self._parts |= {digest: held.reduced[part, digest] for part, digest in keys}
         held.are_caught_up_on = True
         try:
-            await self._fetch_parts(donor, result.roster.step, _named(result))
+            await self._fetch_parts(donor, result.roster.step, parts_of(result))
         finally:
             held.are_caught_up_on = False
-        return [b"" if part.is_empty else self._parts[part.digest] for part in result.parts]
+        return bodies_of(result, self._parts)
 
     async def _load_snapshot(self, donor: PeerId, *, newer_than: int) -> None:
         steps = self._steps
@@ -560,8 +544,3 @@ class CatchUp:
                     steps.joins_at(version)
 
         await asyncio.gather(*(ask(peer) for peer in self._others()))
-
-
-def _named(result: Result) -> dict[bytes, int]:
-    """Its parts of which there are bytes, by digest."""
-    return {part.digest: part.part for part in result.parts if not part.is_empty}

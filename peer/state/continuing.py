@@ -29,7 +29,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.core.transfers import MOST_DONORS
-from swarm.host_protocol import HOLDINGS, MAX_BARE_RESULTS_PER_CALL, PREPARE, RESULTS
+from swarm.host_protocol import HOLDINGS, MAX_RESULTS_PER_CALL, PREPARE, RESULTS
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Continuing:
             if not kept:
                 return {"version": start, "oldest": start, "results": [], "sizes": []}
             store = ResultStore(self._past.folder, kept[0].chain, kept=0)
-            found = store.signed_since(start, at_most=MAX_BARE_RESULTS_PER_CALL)
+            found = store.signed_since(start, at_most=MAX_RESULTS_PER_CALL)
             return {"version": start + len(found), "oldest": start, "results": [*found], "sizes": []}
 
         return Message(await asyncio.to_thread(read))

@@ -156,8 +156,15 @@ class FirstState:
                 if held is not None:
                     return held
                 state, _ = await fetch_state(
-                    self.transport, self.host.peer_id, self.stage, self.layout, self.settings, self.kept
+                    self.transport,
+                    self.host.peer_id,
+                    self.stage,
+                    self.layout,
+                    self.settings,
+                    self.kept,
+                    held=self.broken_off.chunks,
                 )
+                self.broken_off.clear()
                 return state
             except DiskFullError:
                 raise

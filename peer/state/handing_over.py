@@ -6,8 +6,7 @@ host can then go on from the one that all stages have.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+import time
 
 from peer.directory.host import Host
 from peer.round.rounds import StageRounds
@@ -17,22 +16,21 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.host_protocol import HAND_OVER
-from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
 
-ASK_S = 5.0
-QUIET_S = 20.0
-"""The host has given up, or is gone, if it fetches nothing for so long."""
+ASK_S, ANSWERED_WITHIN_S = 5.0, 5.0
+ASK_AGAIN_S = 1.0
+QUIET_S = 60.0
+"""The host has given up, or is gone, if it does not say for so long that it is still at it."""
 BACK = 2
 """Versions that another stage may be behind."""
 
 
-async def hand_over(rounds: StageRounds, host: Host, *, num_given: Callable[[], int]) -> str | None:
+async def hand_over(rounds: StageRounds, host: Host) -> str | None:
     """What became of the state, in words for the owner; None where others of the stage go on, or nobody is asked.
 
-    It is on this disk too. Whatever fails, the leaving goes on. `num_given`: results and chunks of states that others
-    had from here.
+    It is on this disk too. Whatever fails, the leaving goes on.
     """
     steps = rounds.steps
     longest_s = states_s(steps.context.settings, [steps.replica.layout.num_values])
@@ -52,8 +50,9 @@ async def hand_over(rounds: StageRounds, host: Host, *, num_given: Callable[[], 
     await rounds.taking.stand_still(for_s=longest_s)
     try:
         asked = _asked(steps, start=await _start(rounds), ready=True)
-        await _while_it_moves(host.call(HAND_OVER, asked, timeout_s=longest_s), num_given)
-    except (TransientError, RemoteError) as error:
+        async with asyncio.timeout(longest_s):
+            await _until_taken(host, asked)
+    except (TransientError, RemoteError, TimeoutError) as error:
         log.info("handing over: %s", error)
         return (
             f"this was the last peer of stage {stage}, and the host could not take its state: version {steps.version} "
@@ -62,19 +61,24 @@ async def hand_over(rounds: StageRounds, host: Host, *, num_given: Callable[[], 
     return f"this was the last peer of stage {stage}: the host holds version {steps.version}, and nothing is lost"
 
 
-async def _while_it_moves(call: Coroutine[Any, Any, Message], num_given: Callable[[], int]) -> None:
-    """Raises TransientError once nothing was fetched for `QUIET_S`, and what the call raises."""
-    answer = asyncio.ensure_future(call)
-    given = -1
-    try:
-        while not answer.done():
-            if given == num_given():
-                raise TransientError(f"the host fetches nothing for {QUIET_S:.0f} s")
-            given = num_given()
-            await asyncio.wait({answer}, timeout=QUIET_S)
-        answer.result()
-    finally:
-        answer.cancel()
+async def _until_taken(host: Host, asked: dict[str, Value]) -> None:
+    """Have the host fetch what it is given, for as long as it is at it: it may lose the line, and be started again.
+
+    Raises TransientError once it has not been for `QUIET_S`, RemoteError for what it does not take.
+    """
+    heard_at = time.monotonic()
+    while True:
+        try:
+            reply = await host.call(HAND_OVER, asked, timeout_s=ASK_S + ANSWERED_WITHIN_S)
+        except TransientError as error:
+            if time.monotonic() >= heard_at + QUIET_S:
+                raise
+            log.info("handing over: %s", error)
+            await asyncio.sleep(ASK_AGAIN_S)
+            continue
+        if not Fields("hand-over answer", reply.meta).boolean("wanted"):
+            return
+        heard_at = time.monotonic()
 
 
 def _asked(steps: StageSteps, *, start: int, ready: bool) -> dict[str, Value]:

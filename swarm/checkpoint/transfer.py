@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.many_donors import More, from_donors
 from swarm.checkpoint.state import (
@@ -24,7 +23,7 @@ from swarm.checkpoint.state import (
 )
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
 from swarm.core.round.contribution import MAX_PARTS, Result
@@ -32,7 +31,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.core.transfers import MOST_DONORS, MOST_LANES, bytes_per_s, longest_s
 from swarm.disk.cold_bytes import ColdBytes
-from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
 
@@ -82,13 +81,18 @@ async def fetch_state(
     folder: Path,
     *,
     version: int | None = None,
+    held: dict[bytes, memoryview] | None = None,
 ) -> tuple[StageState, Offer]:
-    """The donor's latest state of the stage, or that of `version`. What comes lies in `folder` until all is here.
+    """The donor's latest state of the stage, or that of `version`. What comes lies in `folder` until all is here; with
+    `held` it stays there if the rest does not come, and is not fetched again.
 
     Raises TransientError or RemoteError.
     """
     offer = await fetch_offer(transport, donor, stage, layout, settings, version=version)
-    chunks = await fetch_chunks(transport, [donor], offer, settings, folder)
+    here = held if held is not None else {}
+    for other in here.keys() - set(offer.hashes):  # or tries of one state after another would pile up
+        del here[other]
+    chunks = await fetch_chunks(transport, [donor], offer, settings, folder, here)
     state = await asyncio.to_thread(read_state, layout, chunks, offer.digest, folder)
     if state.version != offer.version:
         raise RemoteError("protocol", f"the state is of version {state.version}, offered as {offer.version}", donor)
@@ -161,62 +165,22 @@ class OfferedResults:
     """At which the donor is, by its word."""
     oldest: int
     """The oldest step of which it has the parts."""
-    results: tuple[tuple[Result, list[Bytes]], ...]
-    """With their parts."""
+    results: tuple[Result, ...]
 
 
 async def fetch_results(
-    transport: Transport,
-    donor: PeerId,
-    start: int,
-    layout: ParameterLayout,
-    settings: RunSettings,
-    *,
-    wait_s: float = 0.0,
-) -> OfferedResults:
-    """The donor's results from step `start` on, a few; it waits so long for the next. Raises TransientError or
-    RemoteError.
-    """
-    result_bytes = Parts.of(settings, layout).all_result_bytes
-    reply = await transport.call(
-        donor,
-        RESULTS,
-        Message({"from": start, "wait_s": wait_s, "bodies": True}),
-        timeout_s=settings.deadlines.call_s + wait_s,
-        max_body_bytes=MAX_RESULTS_PER_CALL * (result_bytes + (1 << 20)),
-    )
-    fields = Fields("results", reply.meta)
-    version, oldest = fields.integer("version"), fields.integer("oldest")
-    results = fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL)
-    sizes = fields.items("sizes", _sizes, max_items=MAX_RESULTS_PER_CALL)
-    fields.done()
-    view, at, found = memoryview(reply.body), 0, []
-    if len(sizes) != len(results):
-        raise RemoteError("malformed", f"{len(results)} results with the sizes of {len(sizes)}", donor)
-    for result, part_sizes in zip(results, sizes, strict=True):
-        if at + sum(part_sizes) > len(view) or len(part_sizes) != len(result.parts):
-            raise RemoteError("malformed", "results' bodies are cut short", donor)
-        bodies: list[Bytes] = []
-        for size in part_sizes:
-            bodies.append(bytes(view[at : at + size]))
-            at += size
-        found.append((result, bodies))
-    return OfferedResults(version, oldest, tuple(found))
-
-
-async def fetch_bare_results(
     transport: Transport, donor: PeerId, start: int, settings: RunSettings, *, wait_s: float = 0.0
 ) -> OfferedResults:
-    """As `fetch_results`, without the parts: they come one by one, from whoever has them (`fetch_parts`)."""
-    asked = Message({"from": start, "wait_s": wait_s, "bodies": False})
+    """The donor's results from step `start` on, a few; it waits so long for the next. Their parts come one by one, from
+    whoever has them (`fetch_parts`). Raises TransientError or RemoteError.
+    """
+    asked = Message({"from": start, "wait_s": wait_s})
     timeout_s = settings.deadlines.call_s + wait_s
     reply = await transport.call(donor, RESULTS, asked, timeout_s=timeout_s, max_body_bytes=0)
     fields = Fields("results", reply.meta)
     version, oldest = fields.integer("version"), fields.integer("oldest")
-    results = fields.items("results", Result.from_value, max_items=MAX_BARE_RESULTS_PER_CALL)
-    fields.items("sizes", _sizes, max_items=0)
-    fields.done()
-    return OfferedResults(version, oldest, tuple((result, []) for result in results))
+    results = fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL)
+    return OfferedResults(version, oldest, results)
 
 
 async def fetch_early_parts(
@@ -277,8 +241,14 @@ async def fetch_parts(
     await from_donors(donors, [(index, wanted) for wanted, index in named.items() if wanted not in held], fetch)
 
 
-def _sizes(value: Value) -> tuple[int, ...]:
-    return Fields("sizes", {"of": value}).items("of", integer_item, max_items=1 << 16)
+def parts_of(result: Result) -> dict[bytes, int]:
+    """Its parts of which there are bytes, by digest."""
+    return {part.digest: part.part for part in result.parts if not part.is_empty}
+
+
+def bodies_of(result: Result, held: Mapping[bytes, Bytes]) -> list[Bytes]:
+    """All its parts as they are kept, those that were fetched by their digests."""
+    return [b"" if part.is_empty else held[part.digest] for part in result.parts]
 
 
 async def fetch_offer(

@@ -1075,7 +1075,7 @@ def test_a_host_that_was_away_follows_on_from_what_it_wrote_down(past: Past6, tm
     async def on_results(sender: PeerId, request: Message) -> Message:
         start = Fields("results request", request.meta).integer("from")
         some: list[Value] = [result.to_value() for result in results[start : start + MAX_RESULTS_PER_CALL]]
-        return Message({"version": len(results), "oldest": 0, "results": some, "sizes": []})
+        return Message({"version": len(results), "oldest": 0, "results": some})
 
     async def follow() -> None:
         host, peer = network.transport(witness_identities(1)[0]), network.transport(past.auditor)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bootstrap.state import going_on
+from bootstrap.state import coming_back, going_on
 from bootstrap.state.going_on import _Choice
 from kernels.threads import ONE_THREAD
 from peer.state.continuing import _Prepared
@@ -72,7 +72,11 @@ def beginning(host: Hosted, *, bent: bool) -> tuple[StageState, StageChain]:
     return state, StageChain.begin(genesis, host.run.settings)
 
 
-def serve_state(transport: Transport, state: StageState, chain: StageChain) -> None:
+def serve_state(
+    transport: Transport, state: StageState, chain: StageChain, ready: asyncio.Event | None = None
+) -> list[int]:
+    """Returns the chunks that were asked for; they are given once it is `ready`."""
+    asked_for: list[int] = []
     chunks = state_chunks(state)
     hashes, total = tuple(chunk_hash(chunk) for chunk in chunks), sum(map(len, chunks))
     offer = Offer(STAGE, int(state.version), merkle_root(hashes, total), hashes, total, chain)
@@ -81,14 +85,20 @@ def serve_state(transport: Transport, state: StageState, chain: StageChain) -> N
         return offer.to_message()
 
     async def on_chunk(sender: PeerId, request: Message) -> Message:
-        return Message({}, chunks[Fields("chunk request", request.meta).integer("index")])
+        asked_for.append(Fields("chunk request", request.meta).integer("index"))
+        if ready is not None:
+            await ready.wait()
+        return Message({}, chunks[asked_for[-1]])
 
     transport.serve(SNAPSHOT, on_snapshot, max_body_bytes=0)
     transport.serve(CHUNK, on_chunk, max_body_bytes=0)
+    return asked_for
 
 
-async def hand_over(host: Hosted, number: int, *, version: int = 0) -> None:
-    await told(host, number, HAND_OVER, {"stage": STAGE, "start": version, "version": version, "ready": True})
+async def hand_over(host: Hosted, number: int, *, version: int = 0) -> bool:
+    """Whether the host is still at it."""
+    asked: dict[str, Value] = {"stage": STAGE, "start": version, "version": version, "ready": True}
+    return bool((await told(host, number, HAND_OVER, asked)).meta["wanted"])
 
 
 def handed_over(host: Hosted) -> list[bytes]:
@@ -123,6 +133,42 @@ def test_a_friends_state_is_taken_where_it_leads_to_what_is_certified(tmp_path: 
             with pytest.raises(RemoteError, match="does not lead to"):
                 await hand_over(host, MEMBER)
             assert handed_over(host) == kept
+
+    asyncio.run(scenario())
+
+
+def test_a_state_that_takes_long_is_asked_about_until_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was one call, of an hour at most, and given up where 20 seconds brought nothing whole."""
+    monkeypatch.setattr(coming_back, "HANDED_OVER_WITHIN_S", 0.2)
+
+    async def scenario() -> None:
+        async with begun(tmp_path) as host:
+            given = asyncio.Event()
+            asked_for = serve_state(transport_of(host, MEMBER), *beginning(host, bent=False), given)
+            assert [await hand_over(host, MEMBER) for _ in range(3)] == [True] * 3
+            given.set()
+            async with asyncio.timeout(20):
+                while await hand_over(host, MEMBER):
+                    pass
+            assert len(handed_over(host)) == 1
+            assert asked_for == [*range(len(asked_for))]
+
+    asyncio.run(scenario())
+
+
+def test_what_came_of_a_state_is_not_handed_over_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with begun(tmp_path) as host:
+            state, chain = beginning(host, bent=False)
+            serve_state(transport_of(host, MEMBER), state, replace(chain, leases=LeaseTable(7)))
+            with pytest.raises(RemoteError, match="does not lead to"):
+                await hand_over(host, MEMBER)
+            again = serve_state(transport_of(host, MEMBER), state, chain)
+            assert not await hand_over(host, MEMBER)
+            assert again == []
+            assert len(handed_over(host)) == 1
 
     asyncio.run(scenario())
 

@@ -97,7 +97,7 @@ def test_a_donor_that_never_waits_is_asked_after_a_pause(claims: str) -> None:
         if len(asked_at) > 2 * MOST_QUESTIONS:
             loop.stop()
         is_new = claims != "nothing new"
-        meta = {"oldest": 0, "results": [result.packed] if is_new else [], "sizes": []}
+        meta = {"oldest": 0, "results": [result.packed] if is_new else []}
         return Message({"version": 2 if is_new else 1, **meta})
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_what_a_round_has_reduced_is_here_before_its_result_and_is_fetched_once(
 
         async def on_results(sender: PeerId, request: Message) -> Message:
             results: list[Any] = [done.result.packed] if is_over and request.meta["from"] == 0 else []
-            return Message({"version": int(is_over), "oldest": 0, "results": results, "sizes": []})
+            return Message({"version": int(is_over), "oldest": 0, "results": results})
 
         async def on_early_parts(sender: PeerId, request: Message) -> Message:
             fields = Fields("request", request.meta)
@@ -181,7 +181,7 @@ def test_the_parts_of_a_result_come_while_the_one_before_is_taken() -> None:
         async def on_results(sender: PeerId, request: Message) -> Message:
             start = Fields("request", {"from": request.meta["from"]}).integer("from")
             results: list[Any] = [one.result.packed for one in done[start:]]
-            return Message({"version": len(done), "oldest": 0, "results": results, "sizes": []})
+            return Message({"version": len(done), "oldest": 0, "results": results})
 
         async def on_part(sender: PeerId, request: Message) -> Message:
             wanted = Fields("request", request.meta).octets("digest", length=32)
@@ -229,7 +229,7 @@ def test_who_has_a_result_later_than_the_next_round_begins_asks_to_join_when_it_
         async def on_results(sender: PeerId, request: Message) -> Message:
             start = Fields("request", {"from": request.meta["from"]}).integer("from")
             results: list[Any] = [one.result.packed for one in done[start : version()]]
-            return Message({"version": version(), "oldest": 0, "results": results, "sizes": []})
+            return Message({"version": version(), "oldest": 0, "results": results})
 
         async def on_part(sender: PeerId, request: Message) -> Message:
             await asyncio.sleep(part_s / len(done[0].result.parts))
@@ -270,7 +270,7 @@ def test_what_nobody_has_certified_is_not_waited_for_for_long() -> None:
 
         async def on_results(sender: PeerId, request: Message) -> Message:
             results: list[Any] = [one.result.packed for one in done]
-            return Message({"version": 2, "oldest": 0, "results": results, "sizes": []})
+            return Message({"version": 2, "oldest": 0, "results": results})
 
         async def on_part(sender: PeerId, request: Message) -> Message:
             body = genuine.get(Fields("request", request.meta).octets("digest", length=32))
@@ -423,10 +423,10 @@ def catches_up(*, gives_parts: bool, says: int, monkeypatch: pytest.MonkeyPatch)
         async def on_results(sender: PeerId, request: Message) -> Message:
             start = Fields("request", {"from": request.meta["from"]}).integer("from")
             results: list[Any] = [one.result.packed for one in done[start:]]
-            return Message({"version": says, "oldest": 0, "results": results, "sizes": []})
+            return Message({"version": says, "oldest": 0, "results": results})
 
         async def on_loaded(sender: PeerId, request: Message) -> Message:
-            return Message({"version": 3, "oldest": 3, "results": [], "sizes": []})
+            return Message({"version": 3, "oldest": 3, "results": []})
 
         async def on_part(sender: PeerId, request: Message) -> Message:
             if not gives_parts:
