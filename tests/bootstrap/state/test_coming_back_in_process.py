@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.program.ledger import Event
+from swarm.checkpoint.kept_past import KeptPast
 from swarm.core.canonical import Value
 from swarm.core.ids import StageIndex, Version
 from swarm.core.pipeline.data_order import DataOrder
@@ -69,6 +70,23 @@ def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path
         assert Branches.read(tmp_path / "host" / "ledger.sqlite").breaches() == []
 
     asyncio.run(scenario())
+
+
+def test_the_last_of_a_stage_hands_over_a_snapshot_and_the_results_since(tmp_path: Path) -> None:
+    manifest = manifest_of(optimizer={"total_steps": 5000}, checkpoint={"every_steps": 5000, "snapshot_every": 4})
+
+    async def main() -> None:
+        async with swarm_in_process(manifest, tmp_path, peers=[1, 1]) as swarm:
+            await swarm.until_version(7)
+            leaver = swarm.of_stage(1)[0]
+            await swarm.leave(leaver)
+            (given,) = [event for event in swarm.events if event["event"] == "handed_over"]
+            assert given["version"] >= 7
+            folder = swarm.run.folder.root / "handed-over" / "stage-1"
+            (past,) = KeptPast(folder, StageIndex(1), swarm.run.settings, swarm.run.states[1].layout).holdings()
+            assert past.oldest < past.newest == given["version"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.soak
