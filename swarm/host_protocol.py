@@ -127,6 +127,8 @@ MAX_RELAY_ADDRESSES = 8
 MAX_RANK = 2**32 - 1
 MOST_SECONDS = 1e6
 """That an exchange takes."""
+MOST_NATS = 1e30
+"""A target: more is no loss that is passed on, or written down for ever."""
 MOST_COUNTED, MOST_FIGURE = 1 << 46, 1e60
 """In a report: what all identities together may report of a step is a number that the host can write down and show."""
 

@@ -11,6 +11,7 @@ from swarm.core.ids import PeerId
 from swarm.core.plan import hop_bytes_per_token
 from swarm.core.settings import RunSettings
 from swarm.core.transfers import longest_way_s
+from swarm.host_protocol import MOST_NATS
 from swarm.manifest.model import hidden_size
 from swarm.network.transport import Message, Transport
 
@@ -18,8 +19,6 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 PAUSE_S = 0.2
-MOST_NATS = 1e30
-"""A target: more is no loss that is written down for ever."""
 
 
 class Evaluation:

@@ -21,6 +21,7 @@ from swarm.core.ids import PeerId
 from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.pipeline.quickest import Quickest
 from swarm.core.pipeline.wiring import EarliestFinishWiring, NoPeerAvailable
+from swarm.host_protocol import MOST_NATS
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
@@ -213,6 +214,8 @@ class Downstream:
             raise Refused(status, f"{peer[-6:]} is {status}: {fields.text('reason')}")
         loss_sum = fields.number("loss_sum") if fields.optional("loss_sum") else math.nan
         num_targets = fields.integer("num_targets")
+        if not (math.isnan(loss_sum) or 0 <= loss_sum <= MOST_NATS * birth.num_targets):
+            raise RemoteError("malformed", f"a loss of {loss_sum:g} nats, of {birth.num_targets} targets", peer)
         if birth.kind != "train":
             return Answer(loss_sum, num_targets, None, None)
         answer_header = HopHeader.from_value(fields.message("header"))

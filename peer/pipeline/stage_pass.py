@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 Ids = NDArray[np.int64]
 
+LARGEST_NORM = 2.0**60
+"""Of what others send: products of two such are finite still, one that is not makes a step's whole sum so."""
+
 
 class Born(NamedTuple):
     """A microbatch as its source sends it on its way."""
@@ -168,8 +171,13 @@ class StagePass:
             raise RemoteError("digest", unlike, sender)
         targets_BL = self.tensors.targets(came.targets)
         birth.check_documents(targets_BL.numpy())
+        if self.replica.stage == 1 and birth.kind == "train" and birth.source != sender:
+            # Stage 0's auditors look at their members' work, and see none of a key that is nobody's.
+            raise RemoteError("protocol", f"microbatch {birth.microbatch_id} was born at {birth.source}", sender)
         with _proven(came.forward, came.activation):
-            return self.tensors.x(came.activation, came.targets), targets_BL
+            x = self.tensors.x(came.activation, came.targets)
+        self._check_size(x, "an activation", sender)
+        return x, targets_BL
 
     def gradient_came(self, answered: Exchange, sender: PeerId) -> torch.Tensor:
         """The gradient of y that a call to the next stage was answered with. Raises as `opened` does."""
@@ -179,7 +187,15 @@ class StagePass:
         parents = gradient_parents(answered.forward.digest(), after, num_stages)
         self._check(header, answered.answer, answered.birth, sender, after, codec, parents)
         with _proven(header, answered.answer):
-            return self.tensors.gradient(answered.answer)
+            grad_y = self.tensors.gradient(answered.answer)
+        self._check_size(grad_y, "a gradient", sender)
+        return grad_y
+
+    def _check_size(self, came: StageInput, what: str, sender: PeerId) -> None:
+        """Raises RemoteError for what would spoil all that this peer does in the step, and no honest run comes to."""
+        norm = self.tensors.norm(came)
+        if not norm <= LARGEST_NORM:
+            raise RemoteError("protocol", f"{what} of norm {norm:g}", sender)
 
     # -- there --------------------------------------------------------------------------------------------
 

@@ -26,6 +26,10 @@ class EquivocationError(RemoteError):
         self.other = other
 
 
+MOST_DELAY = 1
+"""Versions that a microbatch may be behind in any run (`averaging.delay`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
     """What a round starts from: the same at every member."""
@@ -57,6 +61,10 @@ class RoundFacts:
     max_work: int = MAX_WORK
     """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
     fits into a message, whatever they commit to."""
+    work_multiple: int = 1
+    """Of so many microbatches one contribution lists a multiple: of what no window is made of none can be replayed."""
+    delay: int = MOST_DELAY
+    """Versions that a microbatch may be behind the step."""
     amendments: int = 0
     """Of the run, in force: tickets of before are none any more."""
     late: tuple[PeerId, ...] = ()
@@ -76,6 +84,8 @@ class RoundFacts:
         phase_s: float,
         max_tokens: int = 1 << 32,
         max_work: int = MAX_WORK,
+        work_multiple: int = 1,
+        delay: int = MOST_DELAY,
         amendments: int = 0,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
@@ -94,6 +104,8 @@ class RoundFacts:
             phase_s=phase_s,
             max_tokens=max_tokens,
             max_work=max_work,
+            work_multiple=work_multiple,
+            delay=delay,
             amendments=amendments,
             late=basis.late,
         )
@@ -159,6 +171,13 @@ class RoundFacts:
         if len(made.work) > self.max_work:
             listed = f"{len(made.work)} microbatches, where {self.max_work} are the most"
             raise RemoteError("protocol", f"contribution of {peer} lists {listed}", peer)
+        if len(made.work) % self.work_multiple:
+            listed = f"{len(made.work)} microbatches, where inner steps are of {self.work_multiple}"
+            raise RemoteError("protocol", f"contribution of {peer} lists {listed}", peer)
+        if not all(self.step - self.delay <= item.version <= self.step for item in made.work):
+            raise RemoteError(
+                "protocol", f"contribution of {peer} lists work of versions that are not its step's", peer
+            )
         if any(item.num_tokens > self.max_tokens for item in made.work):
             raise RemoteError("protocol", f"contribution of {peer} has more than {self.max_tokens} tokens in one", peer)
         if not verify(peer, made.signed_bytes(), made.signature):

@@ -142,6 +142,7 @@ class StageChain(Record):
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
+        is_window = settings.has_windows and settings.replays
         return RoundFacts.of_basis(
             self.basis,
             run_id=self.run_id,
@@ -152,7 +153,9 @@ class StageChain(Record):
             num_parts=num_parts,
             phase_s=phase_s,
             max_tokens=settings.microbatch_tokens,
-            max_work=most_work(settings.microbatches_of_one),
+            max_work=settings.microbatches_of_one if is_window else most_work(settings.microbatches_of_one),
+            work_multiple=settings.microbatches_per_step if is_window else 1,
+            delay=settings.delay_at(self.version),
             amendments=self.amendments,
         )
 

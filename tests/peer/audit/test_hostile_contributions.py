@@ -17,7 +17,7 @@ from peer.round.work import ContributionEncoder
 from peer.state.replica import Accumulation, StageReplica
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError
-from swarm.core.ids import Step
+from swarm.core.ids import Step, Version
 from swarm.core.round.contribution import Contribution, Result
 from tests.swarm.core.round.round_world import cached_verify, contribution, facts_of, identity_of
 from tests.swarm_in_process import InProcessSwarm, manifest_of, prepare, swarm_in_process
@@ -152,4 +152,26 @@ def test_a_contribution_lists_no_more_than_a_step_can_hold() -> None:
     facts = replace(facts_of(3), max_work=2)
     facts.check_contribution(contribution(facts.members[0], num_work=2), cached_verify)
     with pytest.raises(RemoteError, match="lists 3 microbatches, where 2 are the most"):
+        facts.check_contribution(contribution(facts.members[0], num_work=3), cached_verify)
+
+
+@pytest.mark.parametrize(("version", "delay", "refused"), [(0, 0, False), (-1, 1, False), (-1, 0, True), (1, 1, True)])
+def test_what_no_auditor_can_replay_is_no_contribution(version: int, delay: int, refused: bool) -> None:
+    """Work of a version that nobody has was audited by nobody, and counted."""
+    facts = replace(facts_of(3), delay=delay)
+    good = contribution(facts.members[0])
+    work = tuple(replace(item, version=Version(int(facts.step) + version)) for item in good.work)
+    unsigned = replace(good, work=work)
+    made = replace(unsigned, signature=identity_of(good.peer_id).sign(unsigned.signed_bytes()))
+    if refused:
+        with pytest.raises(RemoteError, match="versions that are not its step's"):
+            facts.check_contribution(made, cached_verify)
+    else:
+        facts.check_contribution(made, cached_verify)
+
+
+def test_a_window_is_of_whole_inner_steps() -> None:
+    facts = replace(facts_of(3), work_multiple=2)
+    facts.check_contribution(contribution(facts.members[0], num_work=4), cached_verify)
+    with pytest.raises(RemoteError, match="lists 3 microbatches, where inner steps are of 2"):
         facts.check_contribution(contribution(facts.members[0], num_work=3), cached_verify)
