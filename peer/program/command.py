@@ -60,6 +60,17 @@ def folder_option(function: "Callable[..., object]") -> "Callable[..., object]":
     )(function)
 
 
+def listen_option(function: "Callable[..., object]") -> "Callable[..., object]":
+    """--listen, the same wherever a peer is started or its start is prepared."""
+    return click.option(
+        "--listen",
+        default=":0",
+        show_default=True,
+        metavar="[HOST]:PORT",
+        help="Where others reach you. Without HOST: at all of this machine's addresses, of IPv6 too if it has one.",
+    )(function)
+
+
 def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
     """One option for each of the owner's limits."""
     for limit in reversed(LIMITS):
@@ -74,13 +85,7 @@ def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
 @click.option("--yes", is_flag=True, help="Join without asking; needed where nobody can be asked.")
 @click.option("--detach", is_flag=True, help="Go on in the background; `swarm status`, `top` and `leave` are for it.")
 @click.option("--stage", type=click.IntRange(min=0), help="Serve this stage. Default: where the run needs a peer most.")
-@click.option(
-    "--listen",
-    default=":0",
-    show_default=True,
-    metavar="[HOST]:PORT",
-    help="Where others reach you. Without HOST: at all of this machine's addresses, of IPv6 too if it has one.",
-)
+@listen_option
 @folder_option
 @limit_options
 @click.option("--verbose", is_flag=True, help="Log what happens.")

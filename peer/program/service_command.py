@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from peer.program.command import folder_option, host_of, read_address
+from peer.program.command import folder_option, host_of, listen_option, read_address
 from peer.program.state_folder import StateFolder
 from swarm.core.errors import SettingsError
 from swarm.disk.durable_lines import replace_lines
+from swarm.network.addresses import listen_multiaddresses
 
 UNIT = """\
 [Unit]
@@ -24,8 +25,8 @@ TimeoutStopSec=40
 KillMode=mixed
 Restart=on-failure
 RestartSec=30
-# Wrong settings (2) and a ban (5) are not mended by starting again.
-RestartPreventExitStatus=2 5
+# Wrong settings (2), a ban (5) and a release that does not suit (6) are not mended by starting again.
+RestartPreventExitStatus=2 5 6
 Nice={nice}
 IOSchedulingClass=idle
 CPUWeight=20
@@ -36,7 +37,8 @@ LockPersonality=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 RestrictNamespaces=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+# By netlink p2pd learns this machine's addresses: without, it knows of 127.0.0.1 alone, and tells others that.
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
@@ -44,7 +46,8 @@ ProtectSystem=strict
 ProtectHome=read-only
 ReadWritePaths={folder} %t
 # Compiled kernels are kept there.
-Environment=NUMBA_CACHE_DIR={folder}/numba
+Environment={numba}
+Environment={triton}
 PrivateTmp=yes
 ProtectKernelTunables=yes
 ProtectControlGroups=yes
@@ -56,16 +59,18 @@ WantedBy=default.target
 
 @click.command()
 @click.argument("address", nargs=-1, required=True)
+@listen_option
 @folder_option
 @click.option("--print", "only_print", is_flag=True, help="Print the unit instead of writing it.")
-def command(address: tuple[str, ...], folder: Path, only_print: bool) -> None:
+def command(address: tuple[str, ...], listen: str, folder: Path, only_print: bool) -> None:
     """Write a systemd user unit that joins the run at ADDRESS whenever this machine runs.
 
     Limits are those of `swarm config`; see what you agree to with `swarm join ADDRESS` first.
     """
     host_of(read_address(address)[1])
+    listen_multiaddresses(listen)
     state = StateFolder(folder.absolute())
-    unit = unit_of(address, state)
+    unit = unit_of(address, listen, state)
     if only_print:
         click.echo(unit, nl=False)
         return
@@ -84,15 +89,23 @@ def command(address: tuple[str, ...], folder: Path, only_print: bool) -> None:
     )
 
 
-def unit_of(addresses: tuple[str, ...], state: StateFolder) -> str:
+def unit_of(addresses: tuple[str, ...], listen: str, state: StateFolder) -> str:
     """The unit's text. The kernel keeps the limits that it can keep as well."""
     limits = state.load_limits()
     held = [] if limits.threads is None else [f"CPUQuota={100 * limits.threads}%"]
     held += [] if limits.memory_gib is None else [f"MemoryMax={int(limits.memory_gib * (1 << 30))}"]
-    program = [sys.executable, "-m", "swarm", "join", *addresses, "--yes", "--dir", str(state.path)]
+    arguments = ["-m", "swarm", "join", *addresses, "--yes", "--listen", listen, "--dir", str(state.path)]
     return UNIT.format(
-        command=" ".join(shlex.quote(word).replace("%", "%%") for word in program),
+        command=" ".join([_word(sys.executable), *(_word(argument).replace("$", "$$") for argument in arguments)]),
         nice=limits.nice,
         limits="".join(f"{line}\n" for line in held),
-        folder=str(state.path).replace(" ", "\\x20").replace("%", "%%"),
+        folder=_word(str(state.path)),
+        numba=_word(f"NUMBA_CACHE_DIR={state.path}/numba"),
+        triton=_word(f"TRITON_CACHE_DIR={state.path}/triton"),
     )
+
+
+def _word(text: str) -> str:
+    """One word to systemd, in a command, a list of paths or an assignment. It takes quotes off as a shell does, but
+    reads backslashes within them too; % begins a specifier."""
+    return shlex.quote(text).replace("%", "%%").replace("\\", "\\\\")

@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,25 +66,49 @@ def test_an_identity_moves_to_another_folder(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.strip() == peer_id
 
 
+def service_of(unit: str) -> configparser.SectionProxy:
+    parsed = configparser.ConfigParser(interpolation=None, strict=False)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(unit)
+    return parsed["Service"]
+
+
 def test_the_service_joins_without_asking_within_the_owners_limits(tmp_path: Path) -> None:
     state = StateFolder(tmp_path / "a folder")
     state.save_limits(OwnerLimits(threads=3, memory_gib=2.0))
     address = f"/ip4/192.0.2.1/tcp/4001/p2p/{HOST}"
-    unit = unit_of((address,), state)
-    parsed = configparser.ConfigParser(interpolation=None, strict=True)
-    parsed.optionxform = str  # type: ignore[assignment, method-assign]
-    parsed.read_string(unit)
-    service = parsed["Service"]
-    assert service["ExecStart"].endswith(f"-m swarm join {address} --yes --dir '{state.path}'")
+    service = service_of(unit_of((address,), ":4001", state))
+    assert service["ExecStart"].endswith(f"-m swarm join {address} --yes --listen :4001 --dir '{state.path}'")
     assert (service["CPUQuota"], service["MemoryMax"]) == ("300%", str(2 << 30))
-    assert service["RestartPreventExitStatus"] == f"{int(ExitCode.BAD_INPUT)} {int(ExitCode.SHUT_OUT)}"
+    no_restart = (ExitCode.BAD_INPUT, ExitCode.SHUT_OUT, ExitCode.UPGRADE)
+    assert service["RestartPreventExitStatus"].split() == [str(int(code)) for code in no_restart]
     assert {"NoNewPrivileges", "ProtectSystem", "SystemCallFilter"} <= set(service)
+    # p2pd learns by it at which addresses others reach this machine.
+    assert "AF_NETLINK" in service["RestrictAddressFamilies"].split()
+
+
+def test_the_service_may_write_to_its_folder_whatever_it_is_called(tmp_path: Path) -> None:
+    """systemd takes quotes off as a shell does, but reads backslashes within them too."""
+    folder = tmp_path / "a folder, 100 % 'mine' \\x20 $HOME"
+    unit = unit_of((f"/ip4/192.0.2.1/tcp/4001/p2p/{HOST}",), ":0", StateFolder(folder))
+
+    def read(text: str) -> list[str]:
+        return shlex.split(text.replace("%%", "%").replace("\\\\", "\\"))
+
+    assert read(service_of(unit)["ReadWritePaths"]) == [str(folder), "%t"]
+    assert read(service_of(unit)["ExecStart"].replace("$$", "$"))[-1] == str(folder)
+    caches = [line.removeprefix("Environment=") for line in unit.splitlines() if line.startswith("Environment=")]
+    assert [read(cache) for cache in caches] == [
+        [f"NUMBA_CACHE_DIR={folder}/numba"],
+        [f"TRITON_CACHE_DIR={folder}/triton"],
+    ]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
     unit = tmp_path / "homeswarm.service"
-    unit.write_text(unit_of((f"/ip4/192.0.2.1/tcp/4001/p2p/{HOST}",), StateFolder(tmp_path / "a folder, 100 %")))
+    folder = StateFolder(tmp_path / "a folder, 100 % 'mine' \\x20 $HOME")
+    unit.write_text(unit_of((f"/ip4/192.0.2.1/tcp/4001/p2p/{HOST}",), ":4001", folder))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--user", str(unit)],
@@ -98,5 +123,7 @@ def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
 
 def test_the_service_is_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["install-service", "nowhere", "--print"]) is ExitCode.BAD_INPUT
-    assert run(["install-service", f"/ip4/192.0.2.1/tcp/1/p2p/{HOST}", "--print"]) is ExitCode.OK
-    assert "ExecStart=" in capsys.readouterr().out
+    at = f"/ip4/192.0.2.1/tcp/1/p2p/{HOST}"
+    assert run(["install-service", at, "--listen", "4001", "--print"]) is ExitCode.BAD_INPUT
+    assert run(["install-service", at, "--listen", ":4001", "--print"]) is ExitCode.OK
+    assert "--listen :4001" in capsys.readouterr().out
