@@ -163,7 +163,7 @@ def _pretend_gpus() -> None:
     from tests.pretend_device import DEVICE_TYPE
 
     peer.machine.gpus.gpu_names = lambda: ["Pretended X", "Pretended Y"]
-    peer.owner.room.limit_gpu = lambda gpu, limit_bytes: 1 << 34
+    peer.owner.room.limit_gpu = lambda gpu, limit_bytes: (1 << 34, 1 << 34)
     peer.owner.desk.gpu_used_bytes = lambda gpu: 0
     VolunteerSettings.devices = property(lambda volunteer: (f"{DEVICE_TYPE}:{volunteer.gpu + 1}",))
 

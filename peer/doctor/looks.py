@@ -158,7 +158,7 @@ class Examination:
 
     def _num_peers(self) -> int:
         """That the daemon would have."""
-        with contextlib.suppress(SettingsError):  # which is told of the GPUs
+        with contextlib.suppress(SettingsError, TransientError):  # which is told of the GPUs
             return len(chosen_gpus(self.folder.load_limits().gpu))
         return 1
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.core.errors import SettingsError
+from swarm.core.errors import SettingsError, TransientError
 
 DRIVER_WAIT_S = 10.0
 
@@ -32,7 +32,8 @@ class ChosenGpu:
 def chosen_gpus(wanted: str) -> tuple[ChosenGpu, ...]:
     """One for each peer, by what the owner wants, as `swarm.core.owner.limits` has it, and what is there.
 
-    Raises SettingsError where GPUs are asked for that are not there, as far as the driver tells.
+    Raises SettingsError where GPUs are asked for that are not there, as far as the driver tells, and TransientError
+    where it is here but does not tell yet, as while a machine starts.
     """
     if wanted == "cpu":
         return (ChosenGpu(None, False, "computing on the CPU, as you asked"),)
@@ -40,7 +41,8 @@ def chosen_gpus(wanted: str) -> tuple[ChosenGpu, ...]:
     if wanted == "auto":
         return (_default(found),)
     if wanted == "all" and not found:
-        raise SettingsError("--gpu all: no NVIDIA driver tells of a GPU; see `swarm doctor`, or give --gpu cpu")
+        refusal = "--gpu all: no NVIDIA driver tells of a GPU; see `swarm doctor`, or give --gpu cpu"
+        raise SettingsError(refusal) if shutil.which("nvidia-smi") is None else TransientError(refusal)
     numbers = range(len(found)) if wanted == "all" else [int(number) for number in wanted.split(",")]
     if found and (missing := [number for number in numbers if number >= len(found)]):
         have = "; ".join(f"{number}: {name}" for number, name in enumerate(found))

@@ -86,11 +86,11 @@ def gpu_used_bytes(gpu: int) -> int:
     return 0 if torch is None else int(torch.cuda.memory_reserved(gpu))
 
 
-def limit_gpu(gpu: int, limit_bytes: int | None) -> int:
-    """Keep this process to its share of the GPU's memory from now on; bytes of it that are free."""
+def limit_gpu(gpu: int, limit_bytes: int | None) -> tuple[int, int]:
+    """Keep this process to its share of the GPU's memory from now on; bytes of it that are free, and all."""
     import torch
 
     free, total = torch.cuda.mem_get_info(gpu)
     if limit_bytes is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), gpu)
-    return int(free)
+    return int(free), int(total)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.machine.memory import free_bytes
+from peer.machine.memory import free_bytes, most_bytes
 from peer.owner.limits import GIB, VolunteerSettings, limit_gpu, own_bytes, started_bytes, used_bytes
-from swarm.core.errors import SettingsError
+from swarm.core.errors import NotFreeError, SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.plan import ONCE_A_MACHINE
@@ -72,7 +72,8 @@ class Room:
         raise refusal
 
     def take(self, who: PeerId, stage: int, items: Items, volunteer: VolunteerSettings, *, held_bytes: int = 0) -> None:
-        """A peer's place at a stage, instead of any that it had. Raises SettingsError, item by item, unless it fits.
+        """A peer's place at a stage, instead of any that it had. Raises SettingsError, item by item, unless it fits:
+        NotFreeError if it would without what others hold of the machine.
 
         All libraries must be loaded: what they take here counts in the place of what `items` suppose. `held_bytes`:
         what the disk items take of the disk already.
@@ -87,12 +88,12 @@ class Room:
         with self._lock:
             self._check_memory(by_place["host"], p2pd, self._others(who, "host", taken))
             self._folder.mkdir(parents=True, exist_ok=True)
-            room = shutil.disk_usage(self._folder).free + held_bytes
+            on_disk = shutil.disk_usage(self._folder)
             disk = by_place["disk"] | _named("the other peers", self._others(who, "disk", taken))
-            _check_place("disk", "--disk-gib", disk, self._disk_bytes, room)
+            _check("disk", "--disk-gib", disk, self._disk_bytes, on_disk.free + held_bytes, on_disk.total)
             if volunteer.gpu is not None:
-                free = limit_gpu(volunteer.gpu, volunteer.gpu_memory_bytes)
-                _check_place("GPU memory", "--gpu-memory-gib", by_place["device"], volunteer.gpu_memory_bytes, free)
+                limit, device = volunteer.gpu_memory_bytes, by_place["device"]
+                _check("GPU memory", "--gpu-memory-gib", device, limit, *limit_gpu(volunteer.gpu, limit))
             self._taken[who] = taken
 
     def leave(self, who: PeerId) -> None:
@@ -131,18 +132,8 @@ class Room:
         libraries = max(self._libraries_bytes, own - others_bytes)
         p2pd = max(p2pd_bytes, started_bytes())
         items = {"libraries": libraries, "p2pd": p2pd, **items, **_named("the other peers", others_bytes)}
-        needed = sum(items.values())
-        available = free_bytes() + used_bytes()
-        limit = self._memory_bytes
-        allowed = available if limit is None else min(limit, available)
-        table = _table(items)
-        if needed > allowed:
-            what = "--memory" if limit is not None and limit <= available else "free memory"
-            raise SettingsError(
-                f"this stage needs {needed / GIB:.2f} GiB and {what} is {allowed / GIB:.2f} GiB ({table}); "
-                "allow more, choose another --stage, or join a run with smaller stages"
-            )
-        log.info("at most %.3f GiB of memory: %s", needed / GIB, table)
+        _check("memory", "--memory", items, self._memory_bytes, free_bytes() + used_bytes(), most_bytes())
+        log.info("at most %.3f GiB of memory: %s", sum(items.values()) / GIB, _table(items))
 
 
 def _named(name: str, size: int) -> dict[str, int]:
@@ -153,11 +144,17 @@ def _table(items: Items) -> str:
     return "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
 
 
-def _check_place(what: str, option: str, items: Items, limit_bytes: int | None, free_bytes: int) -> None:
-    needed, allowed = sum(items.values()), free_bytes if limit_bytes is None else min(limit_bytes, free_bytes)
-    if needed > allowed:
-        held = option if limit_bytes is not None and limit_bytes <= free_bytes else f"free {what}"
-        raise SettingsError(
-            f"this stage needs {needed / GIB:.2f} GiB of {what} and {held} is {allowed / GIB:.2f} GiB "
-            f"({_table(items)}); allow more, choose another --stage, or join a run with smaller stages"
-        )
+def _check(what: str, option: str, items: Items, limit_bytes: int | None, free_bytes: int, most_bytes: int) -> None:
+    """`free_bytes`: what is, or is this daemon's own, of the machine's `most_bytes`."""
+    needed = sum(items.values())
+    limit = most_bytes if limit_bytes is None else limit_bytes
+    if needed <= min(limit, free_bytes):
+        return
+    held, allowed = (f"free {what}", free_bytes) if limit_bytes is None or limit > free_bytes else (option, limit)
+    refusal = (
+        f"this stage needs {needed / GIB:.2f} GiB of {what} and {held} is {allowed / GIB:.2f} GiB ({_table(items)}); "
+    )
+    others = "choose another --stage, or join a run with smaller stages"
+    if needed <= min(limit, most_bytes):
+        raise NotFreeError(f"{refusal}end what else takes it, {others}")
+    raise SettingsError(f"{refusal}allow more, {others}")

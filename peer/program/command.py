@@ -107,6 +107,8 @@ def command(
     Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one. With --gpu all, or
     several numbers, one daemon has a peer on each GPU, and the limits are those of all together.
 
+    With --yes, memory, disk or a GPU that others hold is waited for.
+
     Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
     5 the run shut this peer out; 6 this release is too old, or too new; 130 interrupted, or not joined when asked.
     """
@@ -134,7 +136,9 @@ def command(
         on_run = silent if yes else ask(stage, limits, len(volunteers))
         load = load_peer or _load_peer
         run(
-            lambda stop: _join(volunteers, state, limits, host, addresses, stop, on_run, load, verbose=verbose),
+            lambda stop: _join(
+                volunteers, state, limits, host, addresses, stop, on_run, load, yes=yes, verbose=verbose
+            ),
             terminated_s=TERMINATED_S,
         )
 
@@ -243,6 +247,7 @@ async def _join(
     on_run: "OnRun",
     load_peer: "LoadPeer",
     *,
+    yes: bool,
     verbose: bool,
 ) -> None:
     """Hold the folder, answer the owner, and live."""
@@ -290,6 +295,7 @@ async def _join(
                     on_run=on_run,
                     say=lambda text: click.echo(text, err=True),
                     rng=random.Random(secrets.randbits(64)),
+                    waits_for_room=yes,
                     make_peer=make_peer,
                 ).run()
             finally:

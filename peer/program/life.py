@@ -18,7 +18,7 @@ from peer.owner.desk import OwnerDesk
 from peer.owner.own_peer import OwnPeer
 from peer.program.daemon import PeerDaemon
 from peer.program.joining import OnRun
-from swarm.core.errors import SettingsError, TransientError
+from swarm.core.errors import NotFreeError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import Conduct
 from swarm.host_protocol import seed_topic
@@ -70,9 +70,11 @@ class Life:
         on_run: OnRun,
         say: Callable[[str], None],
         rng: random.Random,
+        waits_for_room: bool = False,
         make_peer: Callable[..., PeerDaemon] = PeerDaemon,
     ) -> None:
-        """`make_peer` is called as `PeerDaemon` is, for each session."""
+        """`waits_for_room`: nobody is there who would end what holds the machine's memory or disk. `make_peer` is
+        called as `PeerDaemon` is, for each session."""
         self._desk = desk
         self._peer = peer
         self._host = host
@@ -81,6 +83,7 @@ class Life:
         self._on_run = on_run
         self._say = say
         self._backoff = Backoff(rng)
+        self._waits_for_room = waits_for_room
         self._make_peer = make_peer
         self._seeds: dict[PeerId, list[str]] = {}
         self._seeds_at = 0.0
@@ -99,7 +102,8 @@ class Life:
                     return
             except (TransientError, SettingsError) as error:
                 # What fitted once will fit again, when others leave the machine's memory and disk alone.
-                if isinstance(error, SettingsError) and not self._has_fitted:
+                waits = self._has_fitted or (self._waits_for_room and isinstance(error, NotFreeError))
+                if isinstance(error, SettingsError) and not waits:
                     raise
                 if await self._wait_to_retry(str(error), stop):
                     return

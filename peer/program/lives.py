@@ -39,6 +39,7 @@ class Lives:
         on_run: OnRun,
         say: Callable[[str], None],
         rng: random.Random,
+        waits_for_room: bool = False,
         make_peer: Callable[..., PeerDaemon] = PeerDaemon,
     ) -> None:
         """What `on_run` raises ends all: it is the owner who does not agree. The rest is as `Life` has it."""
@@ -60,6 +61,7 @@ class Lives:
                 on_run=self._agreed,
                 say=partial(self._say_of, peer),
                 rng=rng,
+                waits_for_room=waits_for_room,
                 make_peer=make_peer,
             )
             for peer in desk.peers

@@ -21,6 +21,10 @@ class SettingsError(ValueError):
     """A setting cannot be used. The message names the field, its value and the remedy."""
 
 
+class NotFreeError(SettingsError):
+    """It cannot be used now: this machine has what it needs, but others hold it. Once they let go, it can."""
+
+
 class LocalError(Exception):
     """This process cannot do what it was asked to."""
 

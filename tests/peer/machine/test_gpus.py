@@ -7,7 +7,7 @@ import pytest
 from peer.machine import gpus
 from peer.machine.gpus import chosen_gpus, gpu_names
 from peer.owner.limits import VolunteerSettings
-from swarm.core.errors import SettingsError
+from swarm.core.errors import SettingsError, TransientError
 from swarm.core.owner.limits import OwnerLimits
 
 
@@ -62,6 +62,9 @@ def test_there_is_a_peer_on_each_gpu_that_is_asked_for(monkeypatch: pytest.Monke
         with pytest.raises(SettingsError, match=said):
             limits.with_value("gpu", wrong)
     machine(monkeypatch, tmp_path, "", "13.0")
+    with pytest.raises(TransientError, match="no NVIDIA driver tells of a GPU"):  # the machine may be starting
+        chosen_gpus("all")
+    monkeypatch.setattr(gpus.shutil, "which", lambda _: None)
     with pytest.raises(SettingsError, match="no NVIDIA driver tells of a GPU"):
         chosen_gpus("all")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.machine.memory import free_bytes
+from peer.machine.memory import free_bytes, most_bytes
 
 GIB = 1 << 30
 
@@ -35,6 +35,7 @@ def test_the_least_of_all_groups_counts(tmp_path: Path, line: str, below: str, n
     assert free_bytes(own, root) == GIB // 2 - GIB // 8, "files are given back, those too that were read more than once"
     group(root / below / "user", names, str(GIB // 4), GIB // 8, 0)
     assert free_bytes(own, root) == GIB // 8, "the group above has less"
+    assert most_bytes(own, root) == GIB // 4, "whoever holds it"
     group(root / below / "user", names, "max" if names is SECOND else str((1 << 63) - 4096), GIB // 8, 0)
     assert free_bytes(own, root) == GIB // 2 - GIB // 8
     group(root / below / "user" / "peer", names, str(GIB // 8), GIB // 4, 0)

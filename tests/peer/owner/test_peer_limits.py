@@ -11,10 +11,11 @@ import pytest
 from benchmarks.owner import memory
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.line import Line, Meter, Taker
+from peer.machine.memory import most_bytes
 from peer.owner.limits import GIB, VolunteerSettings, own_bytes, used_bytes
 from peer.owner.room import SETTLE_S, Room
 from peer.sim import TinyRun
-from swarm.core.errors import SettingsError
+from swarm.core.errors import NotFreeError, SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.plan import HEADERS, p2pd_bytes
@@ -42,8 +43,21 @@ def room(folder: Path, memory_bytes: int | None = None, disk_bytes: int | None =
 
 
 def test_a_stage_that_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"needs .* GiB and --memory is .* GiB .*weights 1\.00 GiB.*--stage"):
+    with pytest.raises(
+        SettingsError, match=r"needs .* GiB of memory and --memory is .* GiB .*weights 1\.00 GiB.*--stage"
+    ):
         room(tmp_path, used_bytes() + GIB // 2).take(ONE, 0, {"host.weights": GIB}, volunteer(tmp_path))
+
+
+def test_what_others_hold_is_told_from_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.owner.room.free_bytes", lambda: 0)
+    most = most_bytes()
+    with pytest.raises(NotFreeError, match=r"free memory is .*end what else takes it"):
+        room(tmp_path).take(ONE, 0, {"host.weights": most // 2}, volunteer(tmp_path))
+    for allowed, needed in ((None, most), (used_bytes() + most // 4, most // 2)):
+        with pytest.raises(SettingsError, match=r"allow more") as refused:
+            room(tmp_path, allowed).take(ONE, 0, {"host.weights": needed}, volunteer(tmp_path))
+        assert not isinstance(refused.value, NotFreeError), "no waiting mends it"
 
 
 def test_a_stage_that_fits_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

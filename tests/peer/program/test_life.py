@@ -4,15 +4,20 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from peer.directory.known_peers import MOST_PEERS, KnownPeers
+from peer.owner.consent import silent
 from peer.owner.limits import VolunteerSettings
 from peer.owner.tally import WorkTally
 from peer.program.daemon import PeerDaemon
-from peer.program.life import FIRST_RETRY_S, LONGEST_RETRY_S, Backoff
+from peer.program.life import FIRST_RETRY_S, LONGEST_RETRY_S, Backoff, Life
+from swarm.core.errors import NotFreeError
 from swarm.core.ids import PeerId
+from swarm.core.owner.guest import Conduct
 from swarm.host_protocol import FINISH
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -28,6 +33,42 @@ def test_waits_double_up_to_the_longest_and_begin_anew() -> None:
     assert len(set(waits[8:])) > 1
     backoff.reset()
     assert backoff.next_s() <= FIRST_RETRY_S
+
+
+class LifeOnAFullMachine(Life):
+    """Others let go of what it needs after two refusals; then its run is over."""
+
+    refusals = 2
+
+    async def _session(self, stop: asyncio.Event) -> bool:
+        if not self.refusals:
+            return True
+        self.refusals -= 1
+        raise NotFreeError("this stage needs 4.00 GiB of memory and free memory is 3.00 GiB")
+
+
+@pytest.mark.parametrize("waits_for_room", [False, True])
+def test_what_others_hold_is_waited_for_where_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for_room: bool
+) -> None:
+    """A machine that starts again with its owner's programs open is not lost to the run."""
+    monkeypatch.setattr("peer.program.life.FIRST_RETRY_S", 0.01)
+    said: list[str] = []
+    desk: Any = SimpleNamespace(decision=SimpleNamespace(conduct=Conduct.WORK))
+    peer: Any = SimpleNamespace(folder=tmp_path, phase="", waits_for="")
+    life = LifeOnAFullMachine(
+        *(desk, peer, identity_of(0).peer_id, (), KnownPeers(tmp_path / "known-peers.json")),
+        on_run=silent,
+        say=said.append,
+        rng=random.Random(0),
+        waits_for_room=waits_for_room,
+    )
+    if waits_for_room:
+        asyncio.run(life.run(asyncio.Event()))
+        assert "free memory is 3.00 GiB (tried again for ever" in said[0]
+    else:
+        with pytest.raises(NotFreeError):
+            asyncio.run(life.run(asyncio.Event()))
 
 
 def test_the_peers_met_last_are_kept(tmp_path: Path) -> None:
