@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import click
 
-from peer.program.state_folder import StateFolder
-from swarm.core.errors import LocalError, NotRunningError, SettingsError, TransientError
+from peer.program.state_folder import HeldFolder, StateFolder
+from swarm.core.errors import LocalError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.owner.limits import OwnerLimits
 from swarm.core.settings import RunSettings
+from swarm.disk.process_lock import holder_of
 from swarm.invite import Invite
 from swarm.manifest.signed_run import SignedRun
 
@@ -53,11 +54,14 @@ def ask_before(
 def start_detached(state: StateFolder, arguments: Sequence[str]) -> None:
     """Run `swarm ARGUMENTS` in a session of its own; returns when its daemon answers.
 
-    Raises SettingsError or LocalError with its last words when it ends before that.
+    Raises SettingsError where another daemon holds the folder, and SettingsError or LocalError with its last words when
+    it ends before it answers.
     """
-    state.make()
+    with HeldFolder(state):
+        pass
     output = state.path / "detached.out"
-    with output.open("wb") as said:
+    with output.open("ab") as said:
+        begin = said.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "swarm", *arguments],
             stdin=subprocess.DEVNULL,
@@ -69,14 +73,12 @@ def start_detached(state: StateFolder, arguments: Sequence[str]) -> None:
     while time.monotonic() < give_up_at:
         code = process.poll()
         if code is not None:
-            words = "\n".join(output.read_text(errors="replace").splitlines()[-LAST_LINES:])
+            words = "\n".join(output.read_bytes()[begin:].decode(errors="replace").splitlines()[-LAST_LINES:])
             message = words.removeprefix("swarm: ") or f"the daemon ended with exit code {code}"
             raise SettingsError(message) if code == 2 else LocalError(message)
-        try:
-            state.running_at()
-        except NotRunningError:
-            time.sleep(0.05)
-        else:
+        holder = holder_of(state.lock)
+        if holder is not None and holder.pid == process.pid and holder.socket is not None:
             click.echo(f"daemon {process.pid} runs in {state.path}: see `swarm status`, `swarm top`, `swarm leave`")
             return
+        time.sleep(0.05)
     raise LocalError(f"the daemon does not answer after {START_S:g} s; see {output} and {state.log}")
