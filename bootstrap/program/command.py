@@ -1,5 +1,6 @@
 """`swarm host`: a run's manifest becomes a host that peers can join."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -198,6 +199,10 @@ class _Shown:
         self._as_json = as_json
 
     def __call__(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a file whose disk is full, or a reader that is gone, must not end the run
+            self._write(event)
+
+    def _write(self, event: dict[str, Any]) -> None:
         if self._as_json:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()

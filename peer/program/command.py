@@ -88,7 +88,7 @@ def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
 @listen_option
 @folder_option
 @limit_options
-@click.option("--verbose", is_flag=True, help="Log what happens.")
+@click.option("--verbose", is_flag=True, help="Log what happens here too; `swarm logs` has it always.")
 @click.pass_obj
 def command(
     load_peer: "LoadPeer | None",
@@ -124,7 +124,7 @@ def command(
 
         if not yes:
             ask_before(host, addresses, invite, stage, limits, len(chosen_gpus(limits.gpu)))
-        start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
+        start_detached(state, _rebuilt(address, stage, listen, folder, given))
         return
     from peer.machine.priority import giving_way
 
@@ -226,15 +226,21 @@ def _rebuilt(
     listen: str,
     folder: Path,
     given: "dict[str, str | None]",
-    verbose: bool,
 ) -> list[str]:
-    """The command line of the same join in the foreground."""
+    """The command line of the same join in the foreground. What happens is in its log alone, which is of bounded size,
+    and not in the file of what it says too, which is not."""
     arguments = ["join", *address, "--yes", "--listen", listen, "--dir", str(folder.absolute())]
     arguments += [] if stage is None else ["--stage", str(stage)]
     for limit in LIMITS:
         text = given[limit.field]
         arguments += [] if text is None else [f"--{limit.name}", text]
-    return [*arguments, *(["--verbose"] if verbose else [])]
+    return arguments
+
+
+def _say(text: str) -> None:
+    """To whoever reads it: a file whose disk is full, or a terminal that is gone, must not end the peer."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 async def _join(
@@ -261,7 +267,7 @@ async def _join(
 
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(HeldFolder(folder)) for folder in _folders(state, volunteers)]
-        click.echo("starting, and asking the run's host ...", err=True)  # on a busy machine that takes a minute
+        _say("starting, and asking the run's host ...")  # on a busy machine that takes a minute
         lines = LogLines()
         with _logging(state, lines, verbose=verbose):
             threads = _threads(volunteers, limits)
@@ -293,7 +299,7 @@ async def _join(
                     known(state.path / "known-peers.json"),
                     stop,
                     on_run=on_run,
-                    say=lambda text: click.echo(text, err=True),
+                    say=_say,
                     rng=random.Random(secrets.randbits(64)),
                     waits_for_room=yes,
                     make_peer=make_peer,

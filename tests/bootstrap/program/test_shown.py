@@ -1,6 +1,8 @@
 """What a host prints for the person who started it."""
 
+import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,14 @@ def test_at_the_end_it_says_how_what_was_trained_is_taken_home(
     assert f"swarm export /runs/chats/checkpoints {what}" in said
     assert f"swarm pull '{OVER['invite']}' {what}" in said
     assert ("with --base MODEL" in said) == adapters
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_full_disk_does_not_end_the_host_that_says_something(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        _Shown(as_json)({"event": "disk_full", "reason": "no room"})
 
 
 def test_what_is_said_before_a_run_begins_ends_between_words(
