@@ -18,7 +18,7 @@ from peer.owner.usage import Usage
 from peer.program.shared import Shared
 from peer.program.state_folder import StateFolder
 from swarm.core.ids import PeerId
-from swarm.core.owner.guest import Conduct, Decision, Guest, Reading
+from swarm.core.owner.guest import GIB, Conduct, Decision, Guest, Reading
 from swarm.core.owner.limits import OwnerLimits, limit_named
 from swarm.core.plan import HEADERS
 from swarm.network.loop import happened
@@ -221,6 +221,7 @@ class OwnerDesk:
         self._limits = self._guest.limits = limits
         if (limits.upload_mbit, limits.download_mbit) != before:
             self.shared.line.set_rates(upload_mbit=limits.upload_mbit, download_mbit=limits.download_mbit)
+        self.shared.room.disk_bytes = None if limits.disk_gib is None else int(limits.disk_gib * GIB)
         self._look_now.set()
 
     def log_lines(self, last: int, *, follow: bool) -> AsyncIterator[tuple[str, int]]:

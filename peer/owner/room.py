@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.machine.load import folder_bytes
 from peer.machine.memory import free_bytes, most_bytes
 from peer.owner.limits import GIB, VolunteerSettings, limit_gpu, own_bytes, started_bytes, used_bytes
 from swarm.core.errors import NotFreeError, SettingsError
@@ -39,7 +40,8 @@ class Room:
         all peers, and of a relay."""
         self._folder = folder
         self._memory_bytes = memory_bytes
-        self._disk_bytes = disk_bytes
+        self.disk_bytes = disk_bytes
+        """May be replaced at any time."""
         self._num_p2pd = num_p2pd
         self._taken: dict[PeerId, _Taken] = {}
         """In the order in which they came."""
@@ -76,7 +78,7 @@ class Room:
         NotFreeError if it would without what others hold of the machine.
 
         All libraries must be loaded: what they take here counts in the place of what `items` suppose. `held_bytes`:
-        what the disk items take of the disk already.
+        what the disk items take of the disk already. What else is in the folder counts for the owner's limit too.
         """
         by_place: dict[str, dict[str, int]] = {"host": {}, "device": {}, "disk": {}}
         for name, size in items.items():
@@ -88,9 +90,11 @@ class Room:
         with self._lock:
             self._check_memory(by_place["host"], p2pd, self._others(who, "host", taken))
             self._folder.mkdir(parents=True, exist_ok=True)
-            on_disk = shutil.disk_usage(self._folder)
+            on_disk, limit = shutil.disk_usage(self._folder), self.disk_bytes
+            elsewhere = 0 if limit is None else max(0, folder_bytes(self._folder) - held_bytes)
             disk = by_place["disk"] | _named("the other peers", self._others(who, "disk", taken))
-            _check("disk", "--disk-gib", disk, self._disk_bytes, on_disk.free + held_bytes, on_disk.total)
+            disk |= _named(f"what else is in {self._folder}, where you may delete other runs,", elsewhere)
+            _check("disk", "--disk-gib", disk, limit, on_disk.free + held_bytes + elsewhere, on_disk.total)
             if volunteer.gpu is not None:
                 limit, device = volunteer.gpu_memory_bytes, by_place["device"]
                 _check("GPU memory", "--gpu-memory-gib", device, limit, *limit_gpu(volunteer.gpu, limit))

@@ -119,10 +119,12 @@ def test_a_limit_holds_at_once_and_is_kept(short: Path, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="upload-mbit fast: give a number"):
             await asyncio.to_thread(client.set_limit, "upload-mbit", "fast")
         await asyncio.to_thread(client.set_limit, "threads", "1")
+        await asyncio.to_thread(client.set_limit, "disk-gib", "40")
+        assert desk.shared.room.disk_bytes == 40 << 30, "for whoever joins from now on"
 
     _served(short, tmp_path, use)
     state = StateFolder(tmp_path / "state")
-    assert state.load_limits() == OwnerLimits(month_gb=0.001, threads=1)
+    assert state.load_limits() == OwnerLimits(month_gb=0.001, threads=1, disk_gib=40.0)
     assert Usage.load(state.usage).month_bytes == 2_000_000
 
 

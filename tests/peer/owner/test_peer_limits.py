@@ -11,6 +11,7 @@ import pytest
 from benchmarks.owner import memory
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.line import Line, Meter, Taker
+from peer.machine.load import folder_bytes
 from peer.machine.memory import most_bytes
 from peer.owner.limits import GIB, VolunteerSettings, own_bytes, used_bytes
 from peer.owner.room import SETTLE_S, Room
@@ -99,6 +100,18 @@ def test_tokens_that_the_disk_may_not_hold_are_refused_before_they_are_fetched(t
     of_one.take(ONE, 0, {"disk.the run's tokens": GIB // 2, "disk.states": GIB // 4}, volunteer(tmp_path))
     with pytest.raises(SettingsError, match=r"--disk-gib is 1\.00 GiB \(the run's tokens 2\.00 GiB"):
         of_one.take(ONE, 0, {"disk.the run's tokens": 2 * GIB}, volunteer(tmp_path))
+
+
+def test_other_runs_in_the_folder_count_for_its_limit(tmp_path: Path) -> None:
+    """They do for the guest that keeps to it: a peer that joins beside them would go away at once."""
+    own, other = tmp_path / "runs" / "own", tmp_path / "runs" / "other"
+    for folder, num_bytes in ((own, 3 << 20), (other, 6 << 20)):
+        folder.mkdir(parents=True)
+        (folder / "tokens").write_bytes(bytes(num_bytes))
+    held, needs = folder_bytes(own), {"disk.states": 5 << 20}
+    with pytest.raises(SettingsError, match=rf"what else is in {tmp_path}, where you may delete other runs, 0\.01 GiB"):
+        room(tmp_path, disk_bytes=10 << 20).take(ONE, 0, needs, volunteer(tmp_path), held_bytes=held)
+    room(tmp_path, disk_bytes=12 << 20).take(ONE, 0, needs, volunteer(tmp_path), held_bytes=held)
 
 
 def test_peers_of_a_daemon_are_fitted_in_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
