@@ -133,6 +133,12 @@ def run(arguments: Sequence[str], *, of: click.Command = group) -> ExitCode:
     except (LocalError, RemoteError, TransientError) as error:
         click.echo(f"swarm: {harmless(str(error))}", err=True)
         return ExitCode.FAILED
+    except OSError as error:
+        if error.errno is None:  # a deadline's, which somebody should have heeded
+            raise
+        place = f"{error.filename}: " if error.filename is not None else ""
+        click.echo(f"swarm: {harmless(f'{place}{error.strerror}')}", err=True)
+        return ExitCode.FAILED
     except (KeyboardInterrupt, click.Abort):
         click.echo("swarm: interrupted", err=True)
         return ExitCode.INTERRUPTED

@@ -68,6 +68,9 @@ def import_(file: Path, passphrase_file: Path | None, folder: Path) -> None:
 
 def _passphrase(file: Path | None, *, new: bool) -> str:
     if file is not None:
-        return (file.read_text().splitlines() or [""])[0]
+        try:
+            return (file.read_text().splitlines() or [""])[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"--passphrase-file {file}: cannot be read ({error}); give a text file") from error
     asked: str = click.prompt("Passphrase", hide_input=True, confirmation_prompt=new)
     return asked

@@ -109,7 +109,7 @@ class HeldFolder:
     """A state folder that this process holds, and no other until it ends, however it ends."""
 
     def __init__(self, folder: StateFolder) -> None:
-        """Raises SettingsError when another daemon holds it."""
+        """Raises SettingsError when another daemon holds it, or it is not this user's."""
         self.folder = folder
         folder.make()
         try:
@@ -120,6 +120,10 @@ class HeldFolder:
                 f"`swarm status --dir {folder.path}`, end it with `swarm leave --dir {folder.path}`, or give this one "
                 "a folder of its own"
             ) from None
+        except OSError as error:
+            raise SettingsError(
+                f"--dir {folder.path}: its daemon.lock cannot be opened ({error.strerror}); name a folder of your own"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -1,9 +1,11 @@
 """Bad input: exit code 2, one message with field, value and remedy, nothing written, no traceback."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from swarm.cli import ExitCode, run
@@ -123,3 +125,18 @@ def test_command_line_with_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], part: str
 ) -> None:
     assert part.replace("'", "") in _refused(arguments, tmp_path, capsys).replace("'", "")
+
+
+def test_what_the_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/runs/tokens")
+
+    @click.command()
+    def late() -> None:
+        raise TimeoutError
+
+    assert run([], of=full) is ExitCode.FAILED
+    assert capsys.readouterr().err == "swarm: /runs/tokens: No space left on device\n"
+    with pytest.raises(TimeoutError):
+        run([], of=late)

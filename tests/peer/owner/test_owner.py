@@ -241,6 +241,13 @@ def test_a_folder_is_held_by_one_daemon_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_whose_lock_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    state.lock.mkdir()
+    with pytest.raises(SettingsError, match=r"daemon\.lock cannot be opened .*name a folder of your own"):
+        HeldFolder(state)
+
+
 def test_what_a_dead_daemon_left_is_no_daemon(tmp_path: Path) -> None:
     state = StateFolder(tmp_path)
     state.lock.write_text(json.dumps({"pid": 1, "socket": "/nowhere"}))

@@ -66,6 +66,15 @@ def test_an_identity_moves_to_another_folder(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.strip() == peer_id
 
 
+def test_a_passphrase_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, folder = tmp_path / "pass", str(tmp_path / "state")
+    wrong.write_bytes(b"\xff\xfe")
+    assert run(["identity", "show", "--dir", folder]) is ExitCode.OK
+    argv = ["identity", "export", str(tmp_path / "backup"), "--passphrase-file", str(wrong), "--dir", folder]
+    assert run(argv) is ExitCode.BAD_INPUT
+    assert f"--passphrase-file {wrong}: cannot be read" in capsys.readouterr().err
+
+
 def service_of(unit: str) -> configparser.SectionProxy:
     parsed = configparser.ConfigParser(interpolation=None, strict=False)
     parsed.optionxform = str  # type: ignore[assignment, method-assign]
