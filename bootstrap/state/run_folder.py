@@ -24,6 +24,7 @@ from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.settings import RunSettings
 from swarm.core.state.result_size import most_members
 from swarm.core.state.stage_chain import Genesis
+from swarm.data.known_tokens import known_data, take_known_tokens
 from swarm.data.piece_store import WholeFile
 from swarm.data.pieces import list_pieces
 from swarm.data.prepare import PreparedData, prepare_data
@@ -133,23 +134,26 @@ def prepare_run(
         probe.unlink()
     except OSError as error:
         raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
-    named = manifest.data.text or manifest.data.mixture
-    say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
-    data = prepare_data(manifest.data, folder.data, say)
     _clear(folder)
     known = _known_settings(folder)
     run_key = load_or_create_identity(root / "run.key")
     if known is not None:
         settings = known
+        data = known_data(manifest.data, settings.data, folder.data)
         base = _base(folder, manifest, say, anew=False)
-        if freeze(manifest, data, settings.initial_state_digests, _digest(base)) != settings:
+        is_the_same = len(data.mixture) == len(manifest.data.mixture) == len(settings.data.mixture)
+        if not is_the_same or freeze(manifest, data, settings.initial_state_digests, _digest(base)) != settings:
             held = run_id(settings, run_key.peer_id)
             raise SettingsError(f"--dir {root}: holds the run {held[:12]} with other settings; choose another folder")
+        take_known_tokens(manifest.data, data, say)
         if place is not None:
             _fetch_newer(RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id), folder, say)
         signed = _signed(folder, settings, run_key)
         states, leases = _resume(folder, signed, manifest, say)
     else:
+        named = manifest.data.text or manifest.data.mixture
+        say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
+        data = prepare_data(manifest.data, folder.data, say)
         base = _base(folder, manifest, say, anew=True)
         settings = freeze(manifest, data, (), _digest(base))
         check_proved(settings)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swarm.core.errors import LocalError, SettingsError
+from swarm.core.errors import LocalError, RemoteError, SettingsError
 from swarm.data.corpus import Corpus
 from swarm.data.documents.marks import Marks, Values
 from swarm.data.documents.samples import DocumentWriter
@@ -344,6 +344,15 @@ def _copy(tokens: TokenFile, start: int, stop: int, to: TokenWriter) -> None:
 def read_pieces(path: Path) -> PieceList:
     """Of a token file that was prepared here. Raises OSError."""
     return PieceList(path.stat().st_size, pieces_path(path).read_bytes())
+
+
+def is_as_written(path: Path, digest: bytes) -> bool:
+    """Whether a token file of this digest was prepared here, and nobody wrote to it since."""
+    try:
+        stamps = json.loads((path.parent / _RECORD).read_text())["stamps"]
+        return bool(stamps[path.name] == _stamp(path)) and read_pieces(path).digest == digest
+    except (OSError, ValueError, KeyError, TypeError, RemoteError):
+        return False
 
 
 def _is_held_out(text: str, share: float) -> bool:

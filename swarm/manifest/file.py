@@ -93,7 +93,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         seed=tables.data.seed,
     )
     manifest = Manifest(path=path, tables=tables, model=model)
-    # Everything that does not depend on the text's length shows now, not after the text was read.
+    # Everything that does not depend on the text shows now, not after the text was read.
     freeze(manifest, assumed_data(manifest), ())
     return manifest
 
@@ -177,18 +177,14 @@ def _read(path: Path) -> str:
 
 
 def _resolve(tables: ManifestTables, folder: Path) -> ManifestTables:
-    """The same with absolute paths."""
+    """The same with absolute paths. Whether there is text at them shows when it is read: a run that has its tokens
+    needs none."""
 
     def absolute(path: str) -> str:
         return str((folder / Path(path).expanduser()).resolve())
 
     def place(path: str) -> str:
-        if is_url(path):
-            return path
-        path = absolute(path)
-        if not Path(path).exists():
-            raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
-        return path
+        return path if is_url(path) else absolute(path)
 
     model, data = tables.model, tables.data
     if isinstance(model.config, str):

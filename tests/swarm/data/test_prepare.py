@@ -116,6 +116,14 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         prepare_data(_table(tmp_path / "t.txt"), tmp_path / "t.txt" / "out")
 
 
+def test_text_that_is_not_there_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r'data\.text = ".*nowhere" is neither a file nor a folder; correct the path'
+    ):
+        prepare_data(_table(tmp_path / "nowhere"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_record_of_another_shape_is_written_anew(tmp_path: Path) -> None:
     text = _folder(tmp_path / "text", 20)
     first = prepare_data(_table(text), tmp_path / "out")

@@ -166,10 +166,6 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
             "[model.config]\nmodel_type = 'llama'\nnum_hidden_layers = 9999999",
             ["num_hidden_layers = 9999999", "from 1 to 1024"],
         ),
-        (
-            "[data]\ntext = ['nowhere']",
-            ['data.text = "', 'nowhere" is neither a file nor a folder', "correct the path"],
-        ),
         ("[data]\ntext = 'notes.txt'", ['data.text = "notes.txt" is text; give a list']),
         ("[data]\ntext = [3]", ["data.text[0] = 3 is an integer", "give text"]),
         ("[data]\ntokenizer = 'nowhere'", ['data.tokenizer = "', "has no tokenizer.json", 'give "bytes"']),
