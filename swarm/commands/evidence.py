@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from swarm.core.ids import PeerId
+    from swarm.data.piece_store import WholeFile
     from verification.audit.evidence import Evidence
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -81,46 +82,61 @@ def show(file: Path, as_json: bool) -> None:
 
 
 @command.command("verify")
-@EVIDENCE_FILE
+@click.argument(
+    "files", metavar="FILE...", type=click.Path(path_type=Path, exists=True, dir_okay=False), nargs=-1, required=True
+)
 @click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The run's training tokens.")
 @click.option(
     "--base", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The frozen base of a run of adapters."
 )
 @click.option("--run-key", help="Peer id of the key that the run must be signed by; by default any.")
-@AS_JSON
-def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str | None, as_json: bool) -> int:
-    """Judge FILE again from nothing but what is in it; exits with 0 if it proves the accused guilty, else with 3.
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, an object a line.")
+def verify_files(
+    files: tuple[Path, ...], data: Path | None, base: Path | None, run_key: str | None, as_json: bool
+) -> int:
+    """Judge each FILE again from nothing but what is in it; exits with 0 if all prove their accused guilty, else 3.
 
     A verdict holds for the run whose key is printed: compare it with the one you know, or give it as --run-key.
     """
     import torch
 
-    from swarm.core.errors import RemoteError
     from swarm.core.ids import PeerId
     from swarm.data.piece_store import WholeFile
     from swarm.data.pieces import list_pieces
-    from swarm.log_format import printable
-    from verification.replay.judge import judge
 
     torch.set_num_threads(1)  # the same bits on every run
+    frozen = None if base is None else WholeFile(base, list_pieces(base))
+    all_proven = True
+    for file in files:
+        outcome = _judged(file, data, frozen, None if run_key is None else PeerId(run_key))
+        all_proven = all_proven and outcome["proven"]
+        click.echo(json.dumps(outcome) if as_json else _told(outcome))
+    return ExitCode.OK if all_proven else ExitCode.NOT_PROVEN
+
+
+def _judged(file: Path, data: Path | None, base: "WholeFile | None", run_key: "PeerId | None") -> dict[str, Any]:
+    """What comes of a file. Raises LocalError where it cannot be judged here."""
+    from swarm.core.errors import RemoteError
+    from verification.replay.judge import judge
+
     outcome: dict[str, Any] = {"file": str(file), "proven": False}
     try:
         evidence = _read(file)
         outcome |= _summary(evidence)
-        frozen = None if base is None else WholeFile(base, list_pieces(base))
-        verdict = judge(evidence, data=data, base=frozen, run_key=None if run_key is None else PeerId(run_key))
+        verdict = judge(evidence, data=data, base=base, run_key=run_key)
         outcome |= {"proven": verdict.guilty, "reason": verdict.reason, "figures": dict(verdict.figures)}
     except RemoteError as error:
         outcome["reason"] = str(error)
-    if as_json:
-        click.echo(json.dumps(outcome, indent=2))
-    elif outcome["proven"]:
-        told = f"proven: {outcome['kind']} by {outcome['accused']}", outcome["reason"]
-        where = f"in run {outcome['run_id']}", f"under key {outcome['run_key']}"
-        click.echo("\n".join(map(printable, (*told, *where))))
-    else:
-        click.echo(printable(f"not proven: {outcome['reason']}"))
-    return ExitCode.OK if outcome["proven"] else ExitCode.NOT_PROVEN
+    return outcome
+
+
+def _told(outcome: dict[str, Any]) -> str:
+    from swarm.log_format import printable
+
+    if not outcome["proven"]:
+        return printable(f"{outcome['file']}: not proven: {outcome['reason']}")
+    told = f"{outcome['file']}: proven: {outcome['kind']} by {outcome['accused']}", outcome["reason"]
+    return "\n".join(map(printable, (*told, f"in run {outcome['run_id']}", f"under key {outcome['run_key']}")))
 
 
 @command.command("fetch")

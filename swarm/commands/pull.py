@@ -34,14 +34,14 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None, base: Path 
     """
     from swarm.checkpoint.archive import is_optimizer_file
     from swarm.checkpoint.huggingface import export_huggingface
-    from swarm.core.errors import SettingsError
     from swarm.invite import parse_invite
     from swarm.network.services.coordinator_client import coordinator_client
 
     read = parse_invite(invite)
     folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{folder} is not an empty folder; give a new one, so that nothing is overwritten")
+    check_empty(folder)
+    if keep_checkpoint is not None:
+        check_empty(keep_checkpoint)
     partial = folder.with_name(
         f".{folder.name}.{read.run_id[:12]}"
     )  # of the same run: what is whole is not asked again
@@ -58,9 +58,19 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None, base: Path 
     export_huggingface(partial / "checkpoint", folder, base=base)
     if keep_checkpoint is not None:
         keep_checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        if keep_checkpoint.exists():
+            keep_checkpoint.rmdir()  # into a folder that is there, it would be moved
         shutil.move(partial / "checkpoint", keep_checkpoint)
     shutil.rmtree(partial)
     click.echo(f"{folder}: every digest is as the run key {read.run_key} signed it; {what_next(folder)}")
+
+
+def check_empty(folder: Path) -> None:
+    """Raises SettingsError where something would be overwritten, or lie beside what is there."""
+    from swarm.core.errors import SettingsError
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder} is not an empty folder; give a new one, so that nothing is overwritten")
 
 
 def newest(client: "CoordinatorClient") -> "CheckpointRecord":

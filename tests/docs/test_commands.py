@@ -109,7 +109,7 @@ BY_A_TEST = {
     "swarm pull 'swarm://...' adapters": "tests/swarm/commands/test_pull.py",
     "swarm pull 'swarm://...' model --base MODEL": "tests/swarm/commands/test_pull.py",
     "swarm evidence fetch PAGE PEER FILE --run-key KEY": "tests/bootstrap/program/test_dashboard.py",
-    "swarm evidence verify FILE": "tests/verification/audit/test_evidence.py",
+    "swarm evidence verify FILE...": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify FILE --data TOKENS --base BASE --run-key PEER": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify run/evidence/*": "tests/verification/audit/test_evidence.py",
     "swarm identity export FILE": "tests/swarm/identity/test_backup.py",

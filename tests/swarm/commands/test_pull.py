@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from swarm.checkpoint.archive import read_checkpoint
 from swarm.checkpoint.record import MAX_FILE_BYTES
 from swarm.cli import ExitCode, run
 from swarm.model.stack import stage_layout
@@ -72,6 +73,25 @@ def test_moments_are_fetched_only_for_who_keeps_the_checkpoint(
 
     asyncio.run(pull())
     assert len(list((tmp_path / "kept").glob("*.optimizer.safetensors"))) == 2
+
+
+def test_a_kept_checkpoint_of_an_earlier_pull_is_not_mixed_with_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5)
+            assert await pulled(host, tmp_path / "model", "--keep-checkpoint", str(kept)) is ExitCode.OK
+            host.archive(10, seed=1)
+            assert await pulled(host, tmp_path / "newer", "--keep-checkpoint", str(kept)) is ExitCode.BAD_INPUT
+
+    asyncio.run(pull())
+    assert f"{kept} is not an empty folder; give a new one" in capsys.readouterr().err
+    assert read_checkpoint(kept).version == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "kept", "model", "text.txt"]
 
 
 def test_run_without_a_checkpoint_and_a_folder_in_use_are_named(

@@ -824,6 +824,13 @@ def test_files_are_listed_and_shown(world: World, tmp_path: Path, capsys: pytest
     assert "proven: equivocation" in capsys.readouterr().out
     assert run_command(["evidence", "verify", str(good), "--run-key", world.accused]) == ExitCode.NOT_PROVEN
     assert run_command(["evidence", "verify", str(broken)]) == ExitCode.NOT_PROVEN
+    capsys.readouterr()
+    assert run_command(["evidence", "verify", str(good), str(good)]) == ExitCode.OK
+    assert capsys.readouterr().out.count(f"{good}: proven: equivocation") == 2
+    assert run_command(["evidence", "verify", str(broken), str(good), "--json"]) == ExitCode.NOT_PROVEN
+    outcomes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(outcome["file"], outcome["proven"]) for outcome in outcomes] == [(str(broken), False), (str(good), True)]
+    assert run_command(["evidence", "verify"]) == ExitCode.BAD_INPUT
 
 
 def test_what_is_in_evidence_acts_on_no_terminal_and_is_no_markup(
