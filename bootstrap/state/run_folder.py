@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, finish_sealed, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.huggingface import copy_tokenizer
 from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.recut import recut
 from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, state_chunks, state_digest
@@ -79,6 +81,11 @@ class RunFolder:
         return self.root / "model.base"
 
     @property
+    def tokenizer(self) -> Path:
+        """A copy of the run's, for its checkpoints: what the manifest names may go while the run is on."""
+        return self.root / "run.tokenizer"
+
+    @property
     def first_weights(self) -> Path:
         """Those of version 0, a file for each stage."""
         return self.root / "first-weights"
@@ -102,7 +109,7 @@ class PreparedRun:
     base: WholeFile | None = None
     """The frozen base; None where the whole model is trained."""
     tokenizer: Path | None = None
-    """The tokenizer's file or folder; None for bytes."""
+    """The folder of the tokenizer's copy; None for bytes."""
     parent: Path | None = None
     """What is kept of the checkpoint that the run began from, if it did."""
     archive: RemoteArchive | None = None
@@ -146,6 +153,7 @@ def prepare_run(
             held = run_id(settings, run_key.peer_id)
             raise SettingsError(f"--dir {root}: holds the run {held[:12]} with other settings; choose another folder")
         take_known_tokens(manifest.data, data, say)
+        tokenizer = _tokenizer(folder, manifest, anew=False)
         if place is not None:
             _fetch_newer(RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id), folder, say)
         signed = _signed(folder, settings, run_key)
@@ -154,6 +162,7 @@ def prepare_run(
         named = manifest.data.text or manifest.data.mixture
         say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
         data = prepare_data(manifest.data, folder.data, say)
+        tokenizer = _tokenizer(folder, manifest, anew=True)
         base = _base(folder, manifest, say, anew=True)
         settings = freeze(manifest, data, (), _digest(base))
         check_proved(settings)
@@ -178,7 +187,7 @@ def prepare_run(
         states,
         leases,
         base,
-        None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        tokenizer,
         folder.parent if folder.parent.is_dir() else None,
         None if place is None else RemoteArchive(place, signed.run_id, run_key.peer_id),
     )
@@ -195,6 +204,20 @@ def _base(folder: RunFolder, manifest: Manifest, say: Callable[[str], None], *, 
         say("making the frozen base ...")
         write_base(manifest.model, folder.base, manifest.data.seed, manifest.initial_checkpoint)
     return WholeFile(folder.base, list_pieces(folder.base))
+
+
+def _tokenizer(folder: RunFolder, manifest: Manifest, *, anew: bool) -> Path | None:
+    """The copy of the tokenizer; made now if that is asked for, or if it is not there. None for bytes."""
+    if manifest.data.tokenizer == BYTES:
+        return None
+    if anew or not folder.tokenizer.exists():
+        partial = folder.tokenizer.with_name(folder.tokenizer.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        copy_tokenizer(Path(manifest.data.tokenizer), partial)
+        shutil.rmtree(folder.tokenizer, ignore_errors=True)
+        partial.rename(folder.tokenizer)
+    return folder.tokenizer
 
 
 def _digest(base: WholeFile | None) -> bytes | None:

@@ -75,7 +75,7 @@ class CheckpointWriter:
     """Writes one checkpoint, stage by stage; `commit` makes it visible. Until then nothing reads it."""
 
     def __init__(self, folder: Path, version: int) -> None:
-        """Raises SettingsError if the folder has a checkpoint of this version or cannot be written."""
+        """Raises SettingsError if the folder has a checkpoint of this version, OSError if it cannot be written now."""
         self._target = checkpoint_path(folder, version)
         self._partial = folder / f"{_PARTIAL}{version:08d}"
         self._version = version
@@ -84,11 +84,8 @@ class CheckpointWriter:
             raise SettingsError(
                 f"{self._target} exists already; keep it, or remove it to write version {version} again"
             )
-        try:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            self._partial.mkdir(parents=True)
-        except OSError as error:
-            raise SettingsError(f"checkpoint folder {folder} cannot be written: {error}") from error
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
 
     @property
     def folder(self) -> Path:

@@ -1,12 +1,23 @@
 """What a host refuses before it makes a run of a manifest, and how it takes up the run that is in its folder."""
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from bootstrap.owner.progress import RunProgress
+from bootstrap.program.ledger import Ledger
+from bootstrap.state.archivist import Archivist
+from bootstrap.state.beginning import StageStart
+from swarm.checkpoint.state import state_digest
 from swarm.core.errors import SettingsError
-from tests.swarm_in_process import manifest_of, prepare, sample_text
+from swarm.core.pipeline.leases import LeaseTable
+from tests.swarm.data.small_tokenizers import small_tokenizer
+from tests.swarm_in_process import TINY_MODEL, manifest_of, prepare, sample_text
 
 
 def test_a_rate_that_no_tensor_has_is_refused_with_the_words_that_there_are(tmp_path: Path) -> None:
@@ -74,3 +85,28 @@ def test_another_mixture_is_another_run(tmp_path: Path) -> None:
             prepare(mixed(*other), tmp_path)
     with pytest.raises(SettingsError, match="with other settings"):
         prepare(manifest_of(), tmp_path)
+
+
+def test_checkpoints_have_the_tokenizer_though_its_folder_has_gone(tmp_path: Path) -> None:
+    given = small_tokenizer(tmp_path / "given", 300)
+    config = {**TINY_MODEL, "vocab_size": 300}
+    manifest = manifest_of(model={"config": config}, data={"tokenizer": str(given)})
+    run, said = prepare(manifest, tmp_path), (given / "tokenizer.json").read_bytes()
+    given.rename(tmp_path / "gone")
+
+    async def archive() -> Path:
+        ledger, nothing = Ledger(run.folder.ledger), cast(Any, None)
+        progress = RunProgress(num_stages=2, first_version=0)
+        archivist = Archivist(run, nothing, ledger, progress, lambda *_: None, lambda *_: None, 3, dict)
+        starts = [StageStart(state, [], cast(Any, SimpleNamespace(digest=state_digest(state)))) for state in run.states]
+        try:
+            return await archivist.archive_beginning(0, starts, LeaseTable(), anchored=True, begin=lambda: None)
+        finally:
+            ledger.close()
+
+    assert (asyncio.run(archive()) / "tokenizer" / "tokenizer.json").read_bytes() == said
+    (tmp_path / "gone").rename(given)
+    shutil.rmtree(run.folder.tokenizer)
+    again = prepare(manifest, tmp_path)  # lost, it is copied again
+    assert again.tokenizer is not None
+    assert (again.tokenizer / "tokenizer.json").read_bytes() == said

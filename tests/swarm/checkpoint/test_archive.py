@@ -1,6 +1,7 @@
 """Checkpoints on disk are whole or absent, and come back byte for byte."""
 
 import dataclasses
+import errno
 import os
 import signal
 from pathlib import Path
@@ -194,6 +195,19 @@ def test_version_is_not_overwritten(tmp_path: Path) -> None:
     write(tmp_path, 5)
     with pytest.raises(SettingsError, match="exists already"):
         CheckpointWriter(tmp_path, 5)
+
+
+def test_a_folder_that_cannot_be_made_now_is_the_disks_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk it is made later: whoever writes checkpoints tries again on OSError."""
+
+    def full(path: Path, **options: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full)
+        with pytest.raises(OSError, match="No space left"):
+            CheckpointWriter(tmp_path, 5)
+    assert write(tmp_path, 5).is_dir()
 
 
 def test_abandoned_writer_leaves_nothing(tmp_path: Path) -> None:
