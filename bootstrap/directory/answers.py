@@ -101,6 +101,7 @@ class CoordinatorAnswers:
             raise RemoteError("unknown", f"checkpoint {request.version} is not kept here any more") from error
         try:
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                self._host.downloads.note(request.version, now=asyncio.get_running_loop().time())
                 yield pb.Piece(data=piece)
         finally:
             file.close()

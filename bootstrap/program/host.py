@@ -33,7 +33,7 @@ from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
 from bootstrap.state.amending import Amending
 from bootstrap.state.archived_states import ArchivedStates
-from bootstrap.state.archivist import Archivist
+from bootstrap.state.archivist import Archivist, Downloads
 from bootstrap.state.beginning import Beginning, StageSource
 from bootstrap.state.coming_back import ComingBack
 from bootstrap.state.evaluation import Evaluation
@@ -150,6 +150,7 @@ class Host:
         """If checkpoints are tried at tasks."""
         self._ledger = ledger
         self._emit = emit
+        self.downloads = Downloads()
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
         self._began_at = run.version
         self._books = Books()
@@ -248,6 +249,7 @@ class Host:
             self._followed.chain_at,
             settings.kept_checkpoints,
             lambda: lineage_of(run, self.books),
+            self.downloads,
         )
         host = HostContext(
             run=run,

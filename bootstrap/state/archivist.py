@@ -31,12 +31,29 @@ from verification.state.anchor import Anchor
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
+SPARED_S = 600.0
+"""In which whoever downloads a checkpoint has asked for the next of it, also after a break."""
 TRY_AGAIN_S = 5.0
 ANCHOR_WAIT_S = 5.0
 """For the members' agreement on a version, before a state is taken that is not anchored: the one that most of those
 who report one report, by their certified work."""
 REPORTS_WAIT_S = 60.0
 """For the reports of members who do more than half of the work of those who are there."""
+
+
+class Downloads:
+    """When something was last downloaded of each checkpoint: one that is being fetched is not removed."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}
+
+    def note(self, version: int, *, now: float) -> None:
+        self._at[version] = now
+
+    def lately(self, *, now: float) -> list[int]:
+        """Versions of which something was in the last SPARED_S, the latest first."""
+        self._at = {version: at for version, at in self._at.items() if now < at + SPARED_S}
+        return sorted(self._at, key=lambda version: (-self._at[version], version))
 
 
 class Archivist:
@@ -52,6 +69,7 @@ class Archivist:
         chain_at: Callable[[int, int], StageChain | None],
         kept_checkpoints: int,
         lineage: Callable[[], dict[str, Any]],
+        downloads: Downloads,
     ) -> None:
         """`anchor_of` a stage at a version, if there is one by now; `chain_at`: what is certified of it, where that is
         known here; `lineage` of the weights, for the model card."""
@@ -63,6 +81,7 @@ class Archivist:
         self._chain_at = chain_at
         self._kept_checkpoints = kept_checkpoints
         self._lineage = lineage
+        self._downloads = downloads
         self.paths: dict[int, Path] = {}
         """Of what this process has written."""
 
@@ -163,7 +182,8 @@ class Archivist:
         files = await asyncio.to_thread(files_below, path)
         record = CheckpointRecord(self._run.run_id, version, anchored, tuple(digests), files)
         self._ledger.append("checkpoint", record.signed_by(self._run.run_key).to_value())
-        await asyncio.to_thread(keep_last, self._run.folder.checkpoints, self._kept_checkpoints)
+        spared = self._downloads.lately(now=asyncio.get_running_loop().time())
+        await asyncio.to_thread(keep_last, self._run.folder.checkpoints, self._kept_checkpoints, spared)
         self.paths[version] = path
         return path
 

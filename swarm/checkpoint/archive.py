@@ -28,6 +28,8 @@ from swarm.model.layout import ParameterLayout
 
 INFO_FILE = "checkpoint.json"
 FORMAT = 1
+MAX_SPARED = 2
+"""Whoever downloads makes the host keep so many more: anybody with an invite may."""
 _PREFIX = "step-"
 _PARTIAL = ".partial-"
 _OPTIMIZER = ".optimizer.safetensors"
@@ -266,11 +268,14 @@ def latest_checkpoint(folder: Path) -> CheckpointInfo | None:
     return read_checkpoint(found[-1]) if found else None
 
 
-def keep_last(folder: Path, count: int) -> list[Path]:
-    """Remove all but the newest `count` checkpoints; return what was removed."""
+def keep_last(folder: Path, count: int, spared: Sequence[int] = ()) -> list[Path]:
+    """Remove all but the newest `count` checkpoints, and besides them the first MAX_SPARED that are here of the
+    versions `spared`; return what was removed."""
     if count < 1:
         raise SettingsError(f"keep_last = {count}: keep at least 1 checkpoint")
-    removed = checkpoints(folder)[:-count]
+    old = checkpoints(folder)[:-count]
+    extra = [path for version in spared if (path := checkpoint_path(folder, version)) in old][:MAX_SPARED]
+    removed = [path for path in old if path not in extra]
     for path in removed:
         # Renamed first: a removal that is interrupted leaves nothing that looks like a checkpoint.
         doomed = folder / f"{_PARTIAL}{path.name.removeprefix(_PREFIX)}"

@@ -47,20 +47,21 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None, base: Path 
     )  # of the same run: what is whole is not asked again
     with coordinator_client(read) as client:
         signed, _ = client.run()
-        record = newest(client)
+        record = begun_or_newest(anchored(client), partial)
+        fetched = partial / str(record.version)
         wanted = [file for file in record.files if keep_checkpoint is not None or not is_optimizer_file(file.name)]
         total_bytes = sum(file.size_bytes for file in wanted)
         click.echo(f"checkpoint {record.version}: {len(wanted)} files, {total_bytes / 1e6:.1f} MB")
         check_room(partial, total_bytes)
         for file in wanted:
-            fetch(client, record, file, partial / "checkpoint" / file.name)
-    check_states(record, partial / "checkpoint", signed)
-    export_huggingface(partial / "checkpoint", folder, base=base)
+            fetch(client, record, file, fetched / file.name)
+    check_states(record, fetched, signed)
+    export_huggingface(fetched, folder, base=base)
     if keep_checkpoint is not None:
         keep_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         if keep_checkpoint.exists():
             keep_checkpoint.rmdir()  # into a folder that is there, it would be moved
-        shutil.move(partial / "checkpoint", keep_checkpoint)
+        shutil.move(fetched, keep_checkpoint)
     shutil.rmtree(partial)
     click.echo(f"{folder}: every digest is as the run key {read.run_key} signed it; {what_next(folder)}")
 
@@ -73,21 +74,32 @@ def check_empty(folder: Path) -> None:
         raise SettingsError(f"{folder} is not an empty folder; give a new one, so that nothing is overwritten")
 
 
-def newest(client: "CoordinatorClient") -> "CheckpointRecord":
-    """The newest record whose states are anchored. Raises RemoteError for one that the run key did not sign."""
+def anchored(client: "CoordinatorClient") -> list["CheckpointRecord"]:
+    """The records whose states are anchored, one at least. Raises RemoteError for one that the run key did not sign."""
     from swarm.checkpoint.record import CheckpointRecord
     from swarm.core.errors import TransientError
 
     records = [CheckpointRecord.from_value(value) for value in client.checkpoints()]
     for record in records:
         record.check(run_id=client.invite.run_id, run_key=client.invite.run_key)
-    anchored = [record for record in records if record.anchored]
-    if not anchored:
+    found = [record for record in records if record.anchored]
+    if not found:
         raise TransientError(
             f"the host has {len(records)} checkpoints, none of them anchored; the first comes when the run has begun "
             "and made checkpoint.every_steps steps"
         )
-    return max(anchored, key=lambda record: record.version)
+    return found
+
+
+def begun_or_newest(records: list["CheckpointRecord"], partial: Path) -> "CheckpointRecord":
+    """The one that an earlier call began in a folder of `partial`, while the host has it, else the newest: of a large
+    model there would be a newer one at each try. What is there of others is removed."""
+    begun = [record for record in records if (partial / str(record.version)).is_dir()]
+    chosen = max(begun or records, key=lambda record: record.version)
+    for other in partial.glob("*"):
+        if other.name != str(chosen.version):
+            shutil.rmtree(other)
+    return chosen
 
 
 def check_room(partial: Path, total_bytes: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.state import archivist as module
-from bootstrap.state.archivist import ANCHOR_WAIT_S, REPORTS_WAIT_S, Archivist
+from bootstrap.state.archivist import ANCHOR_WAIT_S, REPORTS_WAIT_S, Archivist, Downloads
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 
@@ -26,7 +26,7 @@ def archivist(reported: dict[PeerId, bytes], work: dict[PeerId, int] | None) -> 
     run: Any = SimpleNamespace(settings=None, folder=SimpleNamespace(root=None))
     nothing: Any = None
     known: Any = chain
-    return Archivist(run, nothing, nothing, progress, lambda *_: None, lambda *_: known, 3, dict)
+    return Archivist(run, nothing, nothing, progress, lambda *_: None, lambda *_: known, 3, dict, Downloads())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from bootstrap.owner.progress import RunProgress
 from bootstrap.program.ledger import Ledger
-from bootstrap.state.archivist import Archivist
+from bootstrap.state.archivist import Archivist, Downloads
 from bootstrap.state.beginning import StageStart
 from swarm.checkpoint.state import state_digest
 from swarm.core.errors import SettingsError
@@ -97,7 +97,7 @@ def test_checkpoints_have_the_tokenizer_though_its_folder_has_gone(tmp_path: Pat
     async def archive() -> Path:
         ledger, nothing = Ledger(run.folder.ledger), cast(Any, None)
         progress = RunProgress(num_stages=2, first_version=0)
-        archivist = Archivist(run, nothing, ledger, progress, lambda *_: None, lambda *_: None, 3, dict)
+        archivist = Archivist(run, nothing, ledger, progress, lambda *_: None, lambda *_: None, 3, dict, Downloads())
         starts = [StageStart(state, [], cast(Any, SimpleNamespace(digest=state_digest(state)))) for state in run.states]
         try:
             return await archivist.archive_beginning(0, starts, LeaseTable(), anchored=True, begin=lambda: None)

@@ -191,6 +191,15 @@ def test_keep_last_removes_the_oldest(tmp_path: Path) -> None:
         keep_last(tmp_path, 0)
 
 
+def test_keep_last_spares_two_that_are_named_at_most(tmp_path: Path) -> None:
+    for version in (1, 2, 3, 4, 5):
+        write(tmp_path, version)
+    keep_last(tmp_path, 1, spared=[5, 9, 3, 1, 2])
+    assert [read_checkpoint(path).version for path in checkpoints(tmp_path)] == [1, 3, 5]
+    keep_last(tmp_path, 1)
+    assert [read_checkpoint(path).version for path in checkpoints(tmp_path)] == [5]
+
+
 def test_version_is_not_overwritten(tmp_path: Path) -> None:
     write(tmp_path, 5)
     with pytest.raises(SettingsError, match="exists already"):

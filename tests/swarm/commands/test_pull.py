@@ -1,13 +1,15 @@
 """`swarm pull`: the model as the run key signed it, from a host without peers; anything else is refused."""
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
-from swarm.checkpoint.archive import read_checkpoint
+from bootstrap.state.archivist import SPARED_S
+from swarm.checkpoint.archive import keep_last, read_checkpoint
 from swarm.checkpoint.record import MAX_FILE_BYTES
 from swarm.cli import ExitCode, run
 from swarm.model.stack import stage_layout
@@ -128,6 +130,33 @@ def test_host_that_sends_other_bytes_than_were_signed_is_refused(
             assert await pulled(host, tmp_path / "model") is ExitCode.OK
 
     asyncio.run(pull())
+
+
+def test_a_checkpoint_that_is_being_fetched_stays_and_is_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5)
+            folder = host.run.folder.checkpoints
+            away = (folder / "step-00000005" / "stage-1.safetensors").rename(tmp_path / "away")
+            assert await pulled(host, tmp_path / "model") is ExitCode.FAILED
+            away.rename(folder / "step-00000005" / "stage-1.safetensors")
+            for version in (10, 15):
+                host.archive(version, seed=version)
+            now = asyncio.get_running_loop().time()
+            assert host.itself.downloads.lately(now=now) == [5]
+            keep_last(folder, 1, host.itself.downloads.lately(now=now))
+            assert await pulled(host, tmp_path / "model") is ExitCode.OK
+            assert host.itself.downloads.lately(now=now + 2 * SPARED_S) == []
+            assert await pulled(host, tmp_path / "newer") is ExitCode.OK
+            shutil.rmtree(folder / "step-00000005")
+            (tmp_path / f".third.{host.run.run_id[:12]}" / "5").mkdir(parents=True)
+            assert await pulled(host, tmp_path / "third") is ExitCode.OK
+
+    asyncio.run(pull())
+    told = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("checkpoint")]
+    assert told == ["checkpoint 5", "checkpoint 5", "checkpoint 15", "checkpoint 15"]
 
 
 def test_a_checkpoint_that_fills_the_disk_is_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
