@@ -413,7 +413,12 @@ class RoundDriver:
         context, step = self._context, state.step
         replica, chain = self._steps.replica, self._steps.chain
         assert state.round is not None
-        accumulation = await context.compute.run(Urgency.ROUND, lambda: replica.close(step))
+        try:
+            accumulation = await context.compute.run(Urgency.ROUND, lambda: replica.close(step))
+        except MemoryFullError as error:  # of a step in which it has done nothing, else the sum is there
+            log.warning("step %d: this peer contributes nothing: %s", step, error)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
+            return
         state.accumulation = accumulation
         if not self._signing_log.may_sign(chain.lineage, step):
             log.warning("step %d: this peer may have contributed before it was restarted, and does not again", step)

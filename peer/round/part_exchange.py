@@ -245,9 +245,17 @@ class PartExchange:
             return True
         read = [Fields("head of a part", head) for head in heads]
         if kind == "contributed":
-            return all((head.integer("part", high=1 << 20), sender) in state.parts.received for head in read)
+            return all(self._holds_part(state, head.integer("part", high=1 << 20), sender) for head in read)
         made = [SignedPart.from_fields(head).reduced for head in read]
         return all((one.part, one.digest) in state.parts.reduced and one in state.parts.reductions for one in made)
+
+    def _holds_part(self, state: StepState, part: int, sender: PeerId) -> bool:
+        try:
+            expected = state.round.expected_digest(part, sender) if state.round is not None else None
+        except RemoteError:  # it is not wanted any more
+            expected = None
+        held = state.parts.received.get((part, sender))
+        return held is not None and (expected is None or state.parts.received_as(part, sender, expected) is not None)
 
     async def _receive_whole(
         self,
@@ -285,21 +293,23 @@ class PartExchange:
         def look() -> tuple[list[RemoteError | None], list[Bytes]]:
             wrong = self._replica.threads.map(lambda one: self._what_is_wrong(*one), given)
             kept: list[Bytes] = list(bodies)
-            for place, ((part, body, _), error) in enumerate(zip(given, wrong, strict=True)):
+            for place, ((part, body, digest), error) in enumerate(zip(given, wrong, strict=True)):
                 if error is None:
                     parts = self._replica.parts()
                     codec, size = parts.contribution_codec(part), parts.size(part)
                     self._screens.check_part(sender, part, codec, body, num_values=size)
                     # Sent again and again it takes room once.
-                    held = state.parts.received.get((part, sender))
+                    held = state.parts.received_as(part, sender, digest)
                     kept[place] = self._replica.inputs.put(body) if held is None else held
             return wrong, kept
 
         wrong, kept = await self._context.exact.run(Urgency.ROUND, look)
 
-        def came(part: int, body: Bytes, error: RemoteError | None) -> Heard:
+        def came(part: int, digest: bytes, body: Bytes, error: RemoteError | None) -> Heard:
+            if machine.expected_digest(part, sender) != digest:
+                raise RemoteError("digest", f"part {part} is of a contribution that is overtaken", sender)
             if error is None:
-                state.parts.received[part, sender] = body
+                state.parts.received[part, sender], state.parts.committed[part, sender] = body, digest
                 return Heard(machine.on_part(sender, part))
             log.warning("stage %d part %d of %s: %s", self._steps.chain.stage, part, sender[-6:], error)
             contribution = machine.roster.contribution_of(sender) if machine.roster is not None else None
@@ -311,7 +321,7 @@ class PartExchange:
             return Heard(out, RemoteError(error.kind, f"part {part}: {error}", sender))
 
         numbers = [part for part, _ in parts]
-        return _together(map(partial, repeat(came), numbers, kept, wrong))
+        return _together(map(partial, repeat(came), numbers, expected, kept, wrong))
 
     def _what_is_wrong(self, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
         """(exact, its threads) With a contribution's part."""

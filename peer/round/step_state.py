@@ -28,6 +28,8 @@ class StepParts:
     """This peer's contribution, by number; empty until it is committed to, and if it has none."""
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     """Parts of contributions by contributor, its own among them; each has the digest that was committed to."""
+    committed: dict[tuple[int, PeerId], bytes] = field(default_factory=dict)
+    """That digest, of others': whoever leads may have another contribution of it certified later."""
     fragments: Fragments = field(default_factory=Fragments)
     """Of parts that are not here whole."""
     reduced: dict[PartDigest, Bytes] = field(default_factory=dict)
@@ -41,6 +43,11 @@ class StepParts:
     """Parts of the result for which their holders are being asked."""
     are_caught_up_on: bool = False
     """Those of the result are fetched by `peer.state.catch_up`, which takes what is here, and by the round no more."""
+
+    def received_as(self, part: int, contributor: PeerId, digest: bytes) -> Bytes | None:
+        """Another's part of this digest, if that is what is here."""
+        of = part, contributor
+        return self.received.get(of) if self.committed.get(of) == digest else None
 
     def of_result(self, result: Result) -> list[Bytes]:
         """The bytes of a certified result, all of which are here."""

@@ -227,6 +227,21 @@ def test_bad_part_is_refused_and_the_others_of_its_message_count(scene: Scene, b
     assert sorted(part for part, _ in scene.state.parts.received) == [1, 2]
 
 
+def test_what_came_of_an_earlier_contribution_is_none_of_a_later_one(scene: Scene) -> None:
+    """A leader may have another contribution of its own certified in a later view: a reducer aggregated the first, signed
+    for the second, and was banned for it."""
+    scene.receive(**contributed([0], [GOOD[0]]))
+    scene.state.round = scene.machine
+    heads = contributed([0], [GOOD[1]])["heads"]
+    said = Fields("held", {"of": "contributed", "heads": heads, "fragment": None})
+    assert scene.exchange.holds(scene.state, SENDER, said)
+    scene.machine._digests[0] = bulk_digest(GOOD[1])
+    said = Fields("held", {"of": "contributed", "heads": heads, "fragment": None})
+    assert not scene.exchange.holds(scene.state, SENDER, said)
+    scene.receive(**contributed([0], [GOOD[1]]))
+    assert bytes(scene.state.parts.received[0, SENDER]) == bytes(GOOD[1])
+
+
 def test_committed_nonsense_is_refused_by_its_form(scene: Scene) -> None:
     nonsense = bytes([0x80]) * len(GOOD[0])
     scene.machine._digests[0] = bulk_digest(nonsense)

@@ -75,6 +75,19 @@ def asked(facts: RoundFacts, roster: Roster, earlier: Roster) -> Proposal:
     return Proposal.of_roster(roster, proof_by(facts, roster.view, bound=earlier.certificate))
 
 
+def test_nobody_is_left_out_by_its_own_word() -> None:
+    """A roster that says so is malformed to everybody: a liar that gave itself up had each leader send one."""
+    facts, (leader, second, slow) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    own = {lack.reducer: (slow.me, lack.signature) for lack in lacks(roster, slow.me, [leader.me, second.me, slow.me])}
+    for sender in (slow.me, second.me):
+        assert not leader.on_missing(sender, 0, [slow.me], [own[sender]], now=LATER_S), "two others' words are wanted"
+    smaller = only(leader.on_missing(leader.me, 0, [slow.me], [own[leader.me]], now=LATER_S), SendRoster).roster
+    assert {one.reducer for one in smaller.left_out[0].said} == {leader.me, second.me}
+    assert Roster.from_value(smaller.to_value()) == smaller
+    assert facts.members == tuple(sorted([leader.me, second.me, slow.me]))
+
+
 def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> None:
     facts, (leader, second, slow) = facts_and_rounds(3)
     roster = led_roster(leader)
