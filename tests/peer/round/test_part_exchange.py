@@ -228,8 +228,8 @@ def test_bad_part_is_refused_and_the_others_of_its_message_count(scene: Scene, b
 
 
 def test_what_came_of_an_earlier_contribution_is_none_of_a_later_one(scene: Scene) -> None:
-    """A leader may have another contribution of its own certified in a later view: a reducer aggregated the first, signed
-    for the second, and was banned for it."""
+    """A leader may have another contribution of its own certified in a later view: a reducer aggregated the first,
+    signed for the second, and was banned for it."""
     scene.receive(**contributed([0], [GOOD[0]]))
     scene.state.round = scene.machine
     heads = contributed([0], [GOOD[1]])["heads"]
