@@ -1,8 +1,11 @@
 """A microbatch computed at this peer's stage: forward, what comes back, and the papers of both."""
 
+import asyncio
 import logging
+import math
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -28,6 +31,8 @@ R = TypeVar("R")
 
 AHEAD = 2
 """Microbatches whose way through the stage a GPU has been given and has not finished."""
+TRIES, RETRY_S = 5, 0.5
+"""Of a gradient's bytes for which there is no memory, though the microbatch is in the sum."""
 
 
 class StepGate(Protocol):
@@ -51,6 +56,30 @@ class StepGate(Protocol):
 
     def evaluation_weights(self, version: int) -> Weights | None:
         """Weights of a version that is still held, for evaluation."""
+
+
+class Beginning:
+    """Which comes first: that a microbatch is computed into a step's sum, or that nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._has_begun: bool | None = None
+        """None until one of the two has come."""
+
+    def begin(self) -> None:
+        """(compute) It is computed now. Raises TransientError if nobody waits."""
+        with self._changing:
+            if self._has_begun is None:
+                self._has_begun = True
+            if not self._has_begun:
+                raise TransientError("nobody waits for this microbatch any more")
+
+    def let_go(self) -> bool:
+        """Nobody waits: whether it is not computed then."""
+        with self._changing:
+            if self._has_begun is None:
+                self._has_begun = False
+            return not self._has_begun
 
 
 class StageWork:
@@ -138,13 +167,28 @@ class StageWork:
 
     async def last_stage(self, arrival: Arrival) -> Passed:
         """Loss and gradient of a microbatch that has come all the way."""
+        return await _to_its_end(lambda beginning: self._lost(arrival, beginning))
+
+    async def _lost(self, arrival: Arrival, beginning: Beginning) -> Passed:
         birth, step = arrival.birth, arrival.birth.step
+        is_counted = False
 
         def compute(opened: tuple[StageInput, torch.Tensor]) -> Callable[[], LossPass]:
+            nonlocal is_counted
+            beginning.begin()
             self._check_open(birth)
-            return self.stage_pass.loss_begun(birth, *opened, arrival.header)
+            counts = self.stage_pass.counts(birth)
+            try:
+                return self.stage_pass.loss_begun(birth, *opened, arrival.header)
+            finally:
+                is_counted = counts and not self.stage_pass.counts(birth)
 
-        made = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), compute, step=step)
+        try:
+            made = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), compute, step=step)
+        except TransientError:
+            if is_counted:
+                await self._void(birth)
+            raise
         assert made.gradient is not None, f"what comes to stage {self.replica.stage} comes from the one before"
         self.counters.microbatches += 1
         self.gate.work_done(step)
@@ -181,56 +225,97 @@ class StageWork:
         activation, saved = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), forward, step=step)
         self.exchanges.keep(arrival.exchange())
         answer = await downstream.send(activation)
-        gradient = await self.backward(activation, saved, answer)
+        return await _to_its_end(lambda beginning: self._answered(arrival, activation, saved, answer, beginning))
+
+    async def _answered(
+        self, arrival: Arrival, activation: Activation, saved: Saved, answer: Answer, beginning: Beginning
+    ) -> Passed:
+        birth, gradient = arrival.birth, await self._backward(activation, saved, answer, beginning)
         assert gradient is not None
         own = self.stage_pass.gradient_header(birth, activation.version, gradient, arrival.header, answer.header)
         self.exchanges.keep(arrival.exchange(own, gradient))
         return Passed(answer.loss_sum, answer.num_targets, gradient, own)
 
-    async def backward(self, activation: Activation, saved: Saved, answer: Answer) -> memoryview | None:
-        """`StagePass.backward` with the answer, if the step's sum is still open: the gradient of x, encoded."""
+    async def backward(self, activation: Activation, saved: Saved, answer: Answer) -> None:
+        """At stage 0, as in a middle one: `StagePass.backward` with the answer, if the step's sum is still open."""
+        await _to_its_end(lambda beginning: self._backward(activation, saved, answer, beginning))
+
+    async def _backward(
+        self, activation: Activation, saved: Saved, answer: Answer, beginning: Beginning
+    ) -> memoryview | None:
+        """The gradient of x, encoded; None at stage 0."""
         birth = activation.birth
         assert answer.grad_y is not None
         assert answer.header is not None
         grad_y, header = answer.grad_y, answer.header
+        made: list[torch.Tensor | None] = []
+        """The gradient of x, once that of the parameters is in the sum: neither is made twice."""
 
         def screen() -> None:
-            self._screens.check("gradient_norm", header.producer, self.stage_pass.tensors.norm(grad_y))
+            if not made:
+                self._screens.check("gradient_norm", header.producer, self.stage_pass.tensors.norm(grad_y))
 
         def compute(screened: None) -> Callable[[], memoryview | None]:
-            try:
-                self._check_open(birth)
-            except Refused:
-                self.counters.stragglers += 1
-                raise
-            grad_x = self.stage_pass.backward(activation, saved, grad_y, header)
+            if not made:
+                beginning.begin()
+                try:
+                    self._check_open(birth)
+                except Refused:
+                    self.counters.stragglers += 1
+                    raise
+                made.append(self.stage_pass.backward(activation, saved, grad_y, header))
+            (grad_x,) = made
             return self.stage_pass.answering(grad_x) if grad_x is not None else lambda: None
 
-        made = await self._in_any_mode(screen, compute, saved, step=birth.step)
+        try:
+            answered = await self._in_any_mode(screen, compute, saved, made, step=birth.step)
+        except TransientError:
+            if made:
+                await self._void(birth)
+            raise
         self.counters.microbatches += 1
         self.gate.work_done(birth.step)
-        return made
+        return answered
 
     async def _in_any_mode(
         self,
         screen: Callable[[], None],
         backward: Callable[[None], Callable[[], memoryview | None]],
         saved: Saved,
+        made: list[torch.Tensor | None],
         *,
         step: Step,
     ) -> memoryview | None:
         """A backward pass, in a smaller mode each time memory gives out: later stages have the microbatch already.
 
-        Raises MemoryFullError where there is none smaller: the microbatch goes elsewhere.
+        Raises MemoryFullError where there is none smaller: the microbatch goes elsewhere. Once it is `made`, and in the
+        sum, only after some tries more.
         """
+        tries_left = TRIES
         while True:
             try:
                 return await self.in_turns(Urgency.BACKWARD, screen, backward, step=step)
             except MemoryFullError:
                 screen = _nothing  # what came was screened
                 saved.y_BLD = None  # its graph is half gone
-                if self._memory is None or self._memory.rests:
+                if made:
+                    tries_left -= 1
+                    if not tries_left:
+                        raise
+                    await asyncio.sleep(RETRY_S)
+                elif self._memory is None or self._memory.rests:
                     raise
+
+    async def _void(self, birth: BirthRecord) -> None:
+        """What a microbatch added to its step's sum cannot be shown: the sum is not to be contributed, as one that is
+        not finite is not."""
+
+        def void() -> None:
+            if self.replica.accepts(birth.step, birth.era):
+                self.replica.sum_of(birth.step).gradient.flat.fill_(math.nan)
+
+        log.warning("step %d: microbatch %d cannot be shown: the sum is left out", birth.step, birth.microbatch_id)
+        await self.compute.run(Urgency.ROUND, void)
 
     async def evaluate(self, arrival: Arrival, downstream: Downstream | None) -> tuple[float, int]:
         """Loss sum and targets of a held-out microbatch: forward only."""
@@ -265,6 +350,22 @@ class StageWork:
             return loss_sum, num_targets
 
         return await self.compute.run(Urgency.EVALUATE, loss)
+
+
+async def _to_its_end(work: Callable[[Beginning], Coroutine[Any, Any, R]]) -> R:
+    """What comes of work that computes a microbatch into a step's sum and keeps what shows it: both or neither.
+
+    Whoever lets go of it after the first has begun waits for the second: else an honest peer owes what it cannot show.
+    """
+    beginning = Beginning()
+    task = asyncio.ensure_future(work(beginning))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if beginning.let_go():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _nothing() -> None:
