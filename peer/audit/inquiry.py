@@ -1,10 +1,12 @@
 """How a peer looks into what others did: what it asks for under its reveal, and what it does about what it finds."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from peer.audit.accuser import Accuser, Case, Prosecution
 from peer.audit.jury import Jury
@@ -36,8 +38,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OWED_S = 30.0
+LEAST_SHARE_S = 1.0
+"""Whoever is asked may take so long at least, however fast the stage goes on."""
 OTHER_CLASSES = "others"
 """All that came after the first fifteen."""
+
+
+class OverdueError(TransientError):
+    """Who was asked has used up its time for it."""
 
 
 class Drawn(Protocol):
@@ -103,6 +111,8 @@ class Inquiry:
     tokens: Batches | None
     """At stage 0: what every microbatch must hold."""
     counters: AuditCounters = field(default_factory=AuditCounters)
+    late: set[tuple[PeerId, Step]] = field(default_factory=set)
+    """Who has used up its share of a step's time: it is asked nothing more about that step."""
 
     def rate(self, rate_of: Callable[..., float], num_replicas: int, peer: PeerId, version: int) -> float:
         """Chance of an audit of the peer at a version of the stage; `rate_of` is of `verification.audit.draws`."""
@@ -117,13 +127,62 @@ class Inquiry:
 
     # -- asked --------------------------------------------------------------------------------------------
 
+    def is_late(self, step: Step) -> bool:
+        """Whether who was audited need not hold any more what its work of the step was made from."""
+        return self.steps.version > self._held_until(step)
+
     async def ask(
         self, peer: PeerId, method: str, due: Drawn, meta: Mapping[str, Value], *, max_body_bytes: int
     ) -> Message:
-        """What the peer answers to a request about what was drawn. Raises TransientError, RemoteError."""
+        """What the peer answers to a request about what was drawn. Raises TransientError, RemoteError; LocalError once
+        it is late for the audit.
+
+        It has half of the time that is left, and none of the last version's: who lets bytes drip keeps no audit from
+        others and from the host, as long as a debt can be written.
+        """
+        if (peer, due.step) in self.late:
+            raise TransientError(f"{peer} took too long before, of step {due.step}")
         basis: dict[str, Value] = {"step": due.step, "ticket": self.ticket.to_value(), "reveal": due.reveal}
         call_s = self.steps.context.settings.deadlines.call_s
-        return await self._call(peer, method, {**basis, **meta}, timeout_s=call_s, max_body_bytes=max_body_bytes)
+        share_s = self._share_s(due.step) if max_body_bytes else min(self._share_s(due.step), call_s)
+        calling = self._call(peer, method, {**basis, **meta}, timeout_s=call_s, max_body_bytes=max_body_bytes)
+        try:
+            return await self._while_held(due.step, calling, within_s=share_s, leaves_last=True)
+        except OverdueError:
+            self.late.difference_update([one for one in self.late if self.is_late(one[1])])
+            self.late.add((peer, due.step))
+            raise
+
+    def _held_until(self, step: Step) -> int:
+        return int(step) + self.steps.context.settings.audits.retained_versions
+
+    def _share_s(self, step: Step) -> float:
+        """Half of the time until it is late for an audit of the step, by the stage's pace."""
+        steps = self.steps
+        pace_s = steps.usual_s or steps.context.settings.deadlines.step_s
+        left_s = max(0.0, pace_s - (time.monotonic() - steps.turned_at))
+        return max(LEAST_SHARE_S, (left_s + pace_s * (self._held_until(step) - steps.version)) / 2)
+
+    async def _while_held(
+        self, step: Step, calling: Coroutine[Any, Any, T], *, within_s: float, leaves_last: bool = False
+    ) -> T:
+        """The call's answer. Raises LocalError once it is late for an audit of the step, OverdueError after `within_s`;
+        with `leaves_last` also when the last version begins in which it is not."""
+        held_until = self._held_until(step)
+        ends_at = held_until if leaves_last and self.steps.version < held_until else held_until + 1
+        call = asyncio.ensure_future(calling)
+        end = asyncio.ensure_future(self.steps.wait_for_version(ends_at, timeout_s=within_s))
+        try:
+            await asyncio.wait({call, end}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            if self.is_late(step):
+                raise LocalError(f"version {self.steps.version}: who has it need not hold it any more")
+            raise OverdueError(f"no answer within {within_s:.1f} s, or by version {ends_at}")
+        finally:
+            call.cancel()
+            end.cancel()
+            await asyncio.gather(call, end, return_exceptions=True)
 
     async def shown(
         self,
@@ -165,7 +224,8 @@ class Inquiry:
             header=header,
         ).signed_by(steps.context.identity)
         meta = {"owed": owed.to_value()}
-        relayed = await self._call(self.host, OWED, meta, timeout_s=OWED_S, max_body_bytes=max_body_bytes)
+        asking = self._call(self.host, OWED, meta, timeout_s=OWED_S, max_body_bytes=max_body_bytes)
+        relayed = await self._while_held(due.step, asking, within_s=OWED_S + 2 * self._share_s(due.step))
         return await self.exact(partial(read, relayed))
 
     async def _call(

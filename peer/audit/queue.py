@@ -76,7 +76,7 @@ class AuditQueue(Generic[D]):
 
     async def _audit(self, due: D) -> None:
         try:
-            if self._is_late(due):
+            if self._inquiry.is_late(due.step):
                 raise LocalError("who has it need not hold it any more")
             await self._audits.audit(due)
         except LocalError as error:
@@ -91,10 +91,6 @@ class AuditQueue(Generic[D]):
 
     def _want_weights(self) -> None:
         """Keep the versions that what is due was computed on."""
-        due = [one for one in self._due if not self._is_late(one)]
+        due = [one for one in self._due if not self._inquiry.is_late(one.step)]
         versions = {version for one in due for version in self._audits.computed_on(one)}
         self._inquiry.steps.replica.past.want(versions, by=self._audits.name)
-
-    def _is_late(self, due: D) -> bool:
-        steps = self._inquiry.steps
-        return steps.version > due.step + steps.context.settings.audits.retained_versions

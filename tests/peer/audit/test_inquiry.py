@@ -1,6 +1,8 @@
 """Who does not show what was drawn shows it through the host, or owes it; and what a replay comes to."""
 
 import asyncio
+import contextlib
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,6 +40,9 @@ class Due:
 DUE = Due(Step(3), CHAIN.reveal(3))
 
 
+NEVER = Message({"answer": "drips"})
+
+
 @dataclass
 class Line:
     """Answers in place of the target and of the host."""
@@ -48,9 +53,36 @@ class Line:
     async def call(self, peer: PeerId, method: str, request: Message, **limits: Any) -> Message:
         self.asked.append((peer, method, cast(dict[str, Value], request.meta)))
         answer = self.answers[peer]
+        if answer is NEVER:
+            await asyncio.Event().wait()
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+@dataclass
+class Stage:
+    """Where the auditor's stage is; it stays there until `turn`."""
+
+    context: Any
+    chain: Any
+    replica: Any
+    era: int = 0
+    version: int = int(DUE.step) + 2
+    usual_s: float | None = 60.0
+    turned_at: float = field(default_factory=time.monotonic)
+    _turned: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def turn(self) -> None:
+        async with self._turned:
+            self.version += 1
+            self._turned.notify_all()
+
+    async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._turned:
+                await self._turned.wait_for(lambda: self.version >= version)
+        return self.version >= version
 
 
 class Here:
@@ -71,15 +103,16 @@ def inquiry_of(
 ) -> Inquiry:
     """`others`: of the stage's context."""
     context: dict[str, Any] = {
-        "settings": SimpleNamespace(deadlines=SimpleNamespace(call_s=1.0), audits=AuditSettings()),
+        "settings": SimpleNamespace(deadlines=SimpleNamespace(call_s=1.0, step_s=60.0), audits=AuditSettings()),
         "run_id": "run",
         "identity": ME,
         "me": ME.peer_id,
         "transport": line,
         "exact": Here(),
+        "replays": Here(),
     }
     return Inquiry(
-        steps=cast(Any, SimpleNamespace(context=SimpleNamespace(**context | others), chain=chain, replica=replica)),
+        steps=cast(Any, Stage(SimpleNamespace(**context | others), chain, replica)),
         ticket=TICKET,
         draws=CHAIN,
         accuser=cast(Any, SimpleNamespace(has_accused=lambda peer: accused)),
@@ -127,6 +160,85 @@ def test_what_the_target_does_not_show_comes_through_the_host(answer: Message | 
 def test_what_the_host_is_refused_too_is_owed() -> None:
     with pytest.raises(RemoteError, match="owes it"):
         shown(inquiry_of(Line({TARGET.peer_id: TransientError("no"), HOST.peer_id: RemoteError("debt", "owes it")})))
+
+
+def owed_of(line: Line) -> list[PeerId]:
+    """Whom the host was told of."""
+    return [OwedAudit.from_value(meta["owed"]).target for _, method, meta in line.asked if method == OWED]
+
+
+async def stage_at(inquiry: Inquiry, version: int) -> None:
+    """The stage goes on, and whoever waits for it hears of that."""
+    while inquiry.steps.version < version:
+        await cast(Any, inquiry.steps).turn()
+        await asyncio.sleep(0.01)
+
+
+def asked_of(inquiry: Inquiry, number: int) -> Any:
+    return asyncio.ensure_future(
+        inquiry.shown(
+            *(DUE, TARGET.peer_id, EXHIBIT, {"microbatch_id": number}, read),
+            what="exhibit",
+            number=number,
+            max_body_bytes=8,
+        )
+    )
+
+
+def test_who_lets_bytes_drip_is_left_for_the_host_before_the_last_version_and_not_asked_again() -> None:
+    async def main() -> None:
+        line = Line({TARGET.peer_id: NEVER, HOST.peer_id: Message({}, b"relayed")})
+        inquiry = inquiry_of(line)
+        asking, last = asked_of(inquiry, 7), int(DUE.step) + AuditSettings().retained_versions
+        await stage_at(inquiry, last - 1)
+        assert not asking.done()
+        await stage_at(inquiry, last)
+        assert await asking == b"relayed"
+        assert await asked_of(inquiry, 8) == b"relayed"
+        assert [peer for peer, method, _ in line.asked if method == EXHIBIT] == [TARGET.peer_id]
+        assert owed_of(line) == [TARGET.peer_id] * 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("usual_s", "already"), [(0.01, 0), (2.0, 2)])
+def test_who_lets_bytes_drip_has_half_of_the_time_that_is_left(usual_s: float, already: int) -> None:
+    async def main() -> None:
+        line = Line({TARGET.peer_id: NEVER, HOST.peer_id: Message({}, b"relayed")})
+        inquiry = inquiry_of(line)
+        steps = cast(Any, inquiry.steps)
+        steps.usual_s, steps.version = usual_s, steps.version + already
+        async with asyncio.timeout(30.0):
+            assert await asked_of(inquiry, 7) == b"relayed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("slow", [TARGET.peer_id, HOST.peer_id])
+def test_an_audit_ends_when_nobody_need_hold_what_it_is_of(slow: PeerId) -> None:
+    async def main() -> None:
+        line = Line({TARGET.peer_id: TransientError("no"), HOST.peer_id: TransientError("no")} | {slow: NEVER})
+        inquiry = inquiry_of(line)
+        steps, last = cast(Any, inquiry.steps), int(DUE.step) + AuditSettings().retained_versions
+        steps.version = last
+        asking = asked_of(inquiry, 7)
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        await stage_at(inquiry, last + 1)
+        with pytest.raises(LocalError, match="need not hold it"):
+            await asking
+
+    asyncio.run(main())
+
+
+def test_small_answers_have_the_time_of_a_call() -> None:
+    async def main() -> None:
+        inquiry = inquiry_of(Line({TARGET.peer_id: NEVER}))
+        async with asyncio.timeout(30.0):
+            with pytest.raises(TransientError, match="within 1"):
+                await inquiry.ask(TARGET.peer_id, "audit_passed", DUE, {}, max_body_bytes=0)
+
+    asyncio.run(main())
 
 
 def test_honest_work_is_measured_and_what_is_short_of_fraud_raises_suspicion() -> None:
