@@ -6,21 +6,20 @@ them and those audited, and show it. An audited peer is asked itself only for wh
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, zip_longest
+from typing import TypeAlias
 
 from peer.audit.beside import SIDES, Beside
 from peer.audit.inquiry import Inquiry
 from peer.stage.events import Applied
 from peer.state.past_weights import standing_on
-from swarm.bulk_digest import bulk_digest
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.host_protocol import HOP
-from swarm.identity.key import verify
 from swarm.network.transport import Message
 from verification.audit.draws import hop_draw, microbatch_rate
 from verification.audit.owed import read_hop
@@ -28,12 +27,17 @@ from verification.audit.tolerance import CAUTION, Comparison, Grade
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.pipeline.exchanges import Exchange
-from verification.pipeline.headers import BirthRecord, HopHeader, check_birth
+from verification.pipeline.headers import BirthRecord, HopHeader
 from verification.pipeline.hop_claim import HopClaim, claims_of
 from verification.replay.compared import compared_activations, compared_claim
 from verification.replay.stage_replay import StageReplay
 
 log = logging.getLogger(__name__)
+
+Hit: TypeAlias = tuple[PeerId, MicrobatchId]
+"""Whose microbatch the draw hits."""
+Holder: TypeAlias = tuple[PeerId, int]
+"""Who has it, and on which side."""
 
 
 @dataclass(frozen=True)
@@ -83,44 +87,41 @@ class HopAudits:
                 self._inquiry.counters.skipped += 1
                 log.info("audit of %s, microbatch %d of step %d is left out: %s", target, number, due.step, error)
 
-    async def _hits(self, due: StepDue) -> list[tuple[PeerId, MicrobatchId, list[tuple[PeerId, int]]]]:
+    async def _hits(self, due: StepDue) -> list[tuple[PeerId, MicrobatchId, list[Holder]]]:
         """Whom the draw hits with which microbatch, and who has it, on which side."""
         inquiry, me = self._inquiry, self._steps.context.me
         asked = [(peer, side) for side in SIDES for peer in self._beside.on(side)]
         lists = await asyncio.gather(*(self._beside.passed(peer, due) for peer, _ in asked))
-        holders: dict[tuple[PeerId, MicrobatchId], list[tuple[PeerId, int]]] = {}
+        holders: dict[Hit, list[Holder]] = {}
         rates = {
             peer: inquiry.rate(microbatch_rate, len(due.members), peer, self._steps.version)
             for peer in (*due.members, *due.joins)
             if peer != me
         }
         for who, listed in zip(asked, lists, strict=True):
-            for target, number in listed:
+            for target, number in dict.fromkeys(listed):
                 drawn = hop_draw(due.reveal, number, auditor=me, target=target)
                 if target in rates and drawn.hits_hop(rates[target]):
                     holders.setdefault((target, number), []).append(who)
-        # A neighbour may list what never was: no more are followed than a stage can do, those first that most say.
-        found = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
         most = 2 * self._steps.context.settings.microbatches_of_one
-        return [(target, number, who) for (target, number), who in found[:most]]
+        return [(*hit, holders[hit]) for hit in in_turns(holders, last=self._beside.show_nothing)[:most]]
 
     # -- one audit ----------------------------------------------------------------------------------------
 
-    async def _audit(
-        self, due: StepDue, target: PeerId, number: MicrobatchId, holders: Sequence[tuple[PeerId, int]]
-    ) -> None:
+    async def _audit(self, due: StepDue, target: PeerId, number: MicrobatchId, holders: Sequence[Holder]) -> None:
         inquiry = self._inquiry
+        # All at once: who takes its time takes it from nobody else.
+        found_by = await asyncio.gather(*(self._beside.exchanges(peer, due, target, number) for peer, _ in holders))
         shown: dict[int, list[Exchange]] = {side: [] for side in SIDES}
-        for peer, side in holders:
-            shown[side] += await self._beside.exchanges(peer, due, target, number)
+        for (_, side), exchanges in zip(holders, found_by, strict=True):
+            shown[side] += exchanges
         signed = await inquiry.exact(lambda: self._signed_by(target, due, shown))
         births = {exchange.birth.digest(): exchange.birth for exchange, _ in signed}
         if await inquiry.is_of_other_data(target, due.step, births.values()):
             return
         if await self._has_two_faces(target, shown[1]):
             return
-        numbers = {exchange.birth.microbatch_id for exchange in shown[1]}
-        ids = await self._beside.input_ids(numbers.pop()) if len(numbers) == 1 else None
+        ids = await self._beside.input_ids(number) if shown[1] else None
         claims = await inquiry.exact(lambda: self._claims(target, due, shown, ids))
         proven = {claim.header.digest() for claim in claims}
         unproven = {header.digest(): (exchange, header) for exchange, header in signed}
@@ -151,11 +152,8 @@ class HopAudits:
                 header = header_of(exchange)
                 if header is None or header.producer != target or exchange.birth.step != due.step:
                     continue
-                if exchange.birth.era != self._steps.era or not _is_signed(
-                    exchange, header, self._steps.context.run_id
-                ):
-                    continue
-                found.append((exchange, header))
+                if exchange.birth.era == self._steps.era:
+                    found.append((exchange, header))
         return found
 
     def _claims(
@@ -183,12 +181,13 @@ class HopAudits:
             if case.contradiction is None or settings.optimizer.correction == "extrapolate":
                 continue
 
-            def differ(case: Equivocation = case, one: Exchange = one, other: Exchange = other) -> bool:
-                case.check_signatures(self._steps.context.run_id)
+            def differ(case: Equivocation = case) -> bool:
                 first, second = case.bodies
-                if [bulk_digest(first), bulk_digest(second)] != [one.forward.body_digest, other.forward.body_digest]:
+                try:
+                    return compared_activations(settings, first, second, shape).grade is Grade.FRAUD
+                except RemoteError as error:  # its neighbour, who shows it, has accused it, or is its friend
+                    log.info("%s signed what does not decode: %s", target, error)
                     return False
-                return compared_activations(settings, first, second, shape).grade is Grade.FRAUD
 
             if await self._inquiry.exact(differ):
                 log.warning("%s signed %s", target, case.contradiction)
@@ -237,11 +236,15 @@ def _gradient(exchange: Exchange) -> HopHeader | None:
     return exchange.gradient
 
 
-def _is_signed(exchange: Exchange, header: HopHeader, run_id: str) -> bool:
-    birth = exchange.birth
-    try:
-        check_birth(birth, run_id=run_id)
-    except RemoteError:
-        return False
-    is_of_it = (header.run_id, header.microbatch_id, header.attempt) == (run_id, birth.microbatch_id, birth.attempt)
-    return is_of_it and verify(header.producer, signed_bytes(header.DOMAIN, header.signed_value()), header.signature)
+def in_turns(holders: Mapping[Hit, Sequence[Holder]], *, last: Container[PeerId]) -> list[Hit]:
+    """What was listed, one of each who listed it in turn, first what most list: whoever lists what never was displaces
+    nothing of others. Those in `last` have their turns when the others have had all of theirs."""
+    queues: dict[Holder, list[Hit]] = {}
+    for hit in sorted(holders, key=lambda hit: (-len(holders[hit]), hit)):
+        for holder in holders[hit]:
+            queues.setdefault(holder, []).append(hit)
+    found: dict[Hit, None] = {}
+    for is_last in (False, True):
+        listers = [queues[holder] for holder in sorted(queues) if (holder[0] in last) == is_last]
+        found |= dict.fromkeys(hit for turn in zip_longest(*listers) for hit in turn if hit is not None)
+    return list(found)
