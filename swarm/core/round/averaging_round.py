@@ -677,7 +677,7 @@ class AveragingRound:
         lacks: dict[PeerId, Lack] = {}
         for peer, signature in given_up:
             made = roster.contribution_of(peer)
-            if made is not None and peer != sender:  # by its own word nobody is left out: no roster says so
+            if made is not None:
                 lacks[peer] = Lack(sender, signature)
                 self.facts.check_lack(lacks[peer], made, self.verify)
         is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None

@@ -131,7 +131,8 @@ class LeftOut(Record):
 
     contribution: Contribution
     said: Annotated[tuple[Lack, ...], AtMost(MAX_MEMBERS)]
-    """Sorted by reducer: as many as `Roster.num_lacks` wants."""
+    """Sorted by reducer: as many as `Roster.num_lacks` wants, or its maker's own alone: one that was started again has
+    its parts no more, those that it was to reduce itself are nowhere, and it gives itself up."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -140,8 +141,10 @@ class LeftOut(Record):
 
     def _check_fields(self) -> None:
         reducers = [one.reducer for one in self.said]
-        if reducers != sorted(set(reducers)) or self.peer_id in reducers:
-            raise RemoteError("malformed", "a contribution is left out by words out of order, or its maker's own")
+        if reducers != sorted(set(reducers)) or (self.peer_id in reducers and len(reducers) > 1):
+            raise RemoteError(
+                "malformed", "a contribution is left out by words out of order, or its maker's among them"
+            )
 
 
 @dataclass(frozen=True)

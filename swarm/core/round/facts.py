@@ -248,10 +248,10 @@ class RoundFacts:
             raise RemoteError("signature", f"{lack.reducer} has not signed that it lacks parts", lack.reducer)
 
     def _check_left_out(self, lost: LeftOut, roster: Roster, verify: Verify) -> None:
-        """Enough members that stay say so."""
+        """Enough members that stay say so, or it does itself."""
         stay = set(roster.members) - {departure.peer_id for departure in roster.leaves}
         said, wanted = {one.reducer for one in lost.said}, roster.num_lacks(lost.peer_id)
-        if not said <= stay or len(said) < wanted:
+        if said != {lost.peer_id} and (not said <= stay or len(said) < wanted):
             words = f"{len(said)} members say that its parts do not come, not {wanted} that stay"
             raise RemoteError("protocol", f"{lost.peer_id} is left out: {words}", roster.leader)
         for lack in lost.said:

@@ -298,11 +298,14 @@ class RoundLead:
         self._awaits[reducer] = now, len(missing)
         for peer, lack in lacks.items():
             self._lacks.setdefault(peer, {})[lack.reducer] = lack
-        found = {
-            peer: tuple(self._lacks[peer].values())
-            for peer in self._missed & self._lacks.keys()
-            if roster.contribution_of(peer) is not None and len(self._lacks[peer]) >= roster.num_lacks(peer)
-        }
+        found = {}
+        for peer in self._missed & self._lacks.keys():
+            of_others = {reducer: lack for reducer, lack in self._lacks[peer].items() if reducer != peer}
+            own = self._lacks[peer].get(peer)
+            if roster.contribution_of(peer) is not None and (
+                own is not None or len(of_others) >= roster.num_lacks(peer)
+            ):
+                found[peer] = (own,) if own is not None else tuple(of_others.values())
         self.leave_out |= found
         smaller = roster.without(found)
         if smaller is roster:

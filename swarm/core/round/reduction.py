@@ -218,9 +218,7 @@ class RoundReduction:
             next_look = [self.arrivals.until(peer) for peer in awaited]
             self.due = min([now + self.facts.phase_s, *(max(at, now + 0.05 * self.facts.phase_s) for at in next_look)])
         words = [
-            (made.peer_id, self.sign(Lack.signs(made)))
-            for made in roster.contributions
-            if made.peer_id in given_up and made.peer_id != self.me
+            (made.peer_id, self.sign(Lack.signs(made))) for made in roster.contributions if made.peer_id in given_up
         ]
         return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(words))]
 

@@ -106,6 +106,7 @@ def test_a_peer_opens_rounds_for_those_alone_who_live_in_the_stage_beside_it(tmp
         async with swarm_in_process(manifest, tmp_path, peers=(2, 1)) as swarm:
             await swarm.until_version(1, timeout_s=30.0)
             (voter,), leader = swarm.of_stage(1), swarm.of_stage(0)[0]
+            await swarm.until(lambda: leader.peer_id in voter.daemon.at.neighbours.of_stage(0))
             stranger = swarm.network.transport(identity_of(77))
             with pytest.raises(TransientError, match="not known here to lead"):
                 await open_round(stranger, voter.peer_id, swarm.run, stage=0, step=1)

@@ -75,16 +75,23 @@ def asked(facts: RoundFacts, roster: Roster, earlier: Roster) -> Proposal:
     return Proposal.of_roster(roster, proof_by(facts, roster.view, bound=earlier.certificate))
 
 
-def test_nobody_is_left_out_by_its_own_word() -> None:
-    """A roster that says so is malformed to everybody: a liar that gave itself up had each leader send one."""
+def test_who_gives_itself_up_is_left_out_by_its_own_word_alone() -> None:
+    """Among others' words it made a roster that is malformed to everybody: each leader sent one, and stood still."""
     facts, (leader, second, slow) = facts_and_rounds(3)
     roster = led_roster(leader)
-    own = {lack.reducer: (slow.me, lack.signature) for lack in lacks(roster, slow.me, [leader.me, second.me, slow.me])}
-    for sender in (slow.me, second.me):
-        assert not leader.on_missing(sender, 0, [slow.me], [own[sender]], now=LATER_S), "two others' words are wanted"
-    smaller = only(leader.on_missing(leader.me, 0, [slow.me], [own[leader.me]], now=LATER_S), SendRoster).roster
-    assert {one.reducer for one in smaller.left_out[0].said} == {leader.me, second.me}
+    words = {
+        lack.reducer: (slow.me, lack.signature) for lack in lacks(roster, slow.me, [leader.me, second.me, slow.me])
+    }
+    assert not leader.on_missing(second.me, 0, [slow.me], [words[second.me]], now=LATER_S), "one of others is too few"
+    smaller = only(leader.on_missing(slow.me, 0, [slow.me], [words[slow.me]], now=LATER_S), SendRoster).roster
+    assert [one.reducer for one in smaller.left_out[0].said] == [slow.me]
     assert Roster.from_value(smaller.to_value()) == smaller
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_roster(leader.me, smaller, now=LATER_S)
+    assert second.roster == smaller
+    several = replace(smaller.left_out[0], said=tuple(lacks(roster, slow.me, sorted([second.me, slow.me]))))
+    with pytest.raises(RemoteError, match="its maker's among them"):
+        LeftOut.from_value(several.to_value())
     assert facts.members == tuple(sorted([leader.me, second.me, slow.me]))
 
 
