@@ -34,7 +34,7 @@ from swarm.data.tokenizer import BYTES
 from swarm.disk.mapped_file import mapped
 from swarm.disk.whole_file import whole_file
 from swarm.identity.key import Identity
-from swarm.manifest.file import Manifest, freeze
+from swarm.manifest.file import Manifest, check_text_is_there, freeze
 from swarm.manifest.signed_run import MAX_SETTINGS_BYTES, Amendment, SignedRun
 from swarm.manifest.value import run_id, settings_bytes, settings_from_value
 from swarm.model.adapters.making import write_base
@@ -159,6 +159,7 @@ def prepare_run(
         signed = _signed(folder, settings, run_key)
         states, leases = _resume(folder, signed, manifest, say)
     else:
+        check_text_is_there(manifest)
         named = manifest.data.text or manifest.data.mixture
         say(f"reading {'text' if named else 'the source code of Python, for data.text names nothing'} ...")
         data = prepare_data(manifest.data, folder.data, say)

@@ -105,10 +105,11 @@ def command(
 
     Exit code 2 if joining would take more than a tenth of a session.
     """
-    from swarm.manifest.file import assumed_data, freeze, read_manifest
+    from swarm.manifest.file import assumed_data, check_text_is_there, freeze, read_manifest
     from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
 
     read = read_manifest(manifest)
+    check_text_is_there(read)
     settings = freeze(read, assumed_data(read), ())
     assumptions = Assumptions(
         uplink_mbit=uplink_mbit,

@@ -77,6 +77,15 @@ def read_manifest(path: Path) -> Manifest:
         raise SettingsError(f"{path}: {error}") from error
 
 
+def check_text_is_there(manifest: Manifest) -> None:
+    """For a run that is to be made of it: one that is known has its tokens. Raises SettingsError."""
+    data = manifest.data
+    for path in (*data.text, *(path for source in data.mixture for path in source.text)):
+        if not is_url(path) and not Path(path).exists():
+            wrong = f'data.text = "{path}" is neither a file nor a folder; correct the path'
+            raise SettingsError(f"{manifest.path}: {wrong}")
+
+
 def parse_manifest(text: str, path: Path) -> Manifest:
     """The manifest in `text`, as if it were read from `path`. Raises SettingsError."""
     try:
