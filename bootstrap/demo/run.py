@@ -179,7 +179,12 @@ class Demo:
             return
         now = time.monotonic()
         by_number = {peer.number: peer for peer in self.observed.peers.values()}
-        for number in self.prepared.request.victims():
+        victims = self.prepared.request.victims()
+        others = [peer for peer in self.observed.peers.values() if peer.number not in victims]
+        trained = {peer.stage for peer in others if peer.is_live and peer.microbatches}
+        if not {by_number[number].stage for number in victims} <= trained:
+            return  # whoever killed a stage's only member would have ended it
+        for number in victims:
             peer = by_number[number]
             program = self.peers[peer.peer_id]
             program.kill()

@@ -425,17 +425,17 @@ def _until(what: str, condition: Any, timeout_s: float) -> None:
 def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
     text, out, report_path = tmp_path / "numbers.txt", tmp_path / "out", tmp_path / "report.json"
     text.write_text(NUMBERS)
-    arguments = ["demo", "--peers", "3", "--steps", "6", "--kill", "1@3", "--text", str(text), "--out", str(out)]
+    arguments = ["demo", "--peers", "3", "--steps", "16", "--kill", "1@3", "--text", str(text), "--out", str(out)]
     done = subprocess.run(
         [*SWARM, *arguments, "--report", str(report_path)], capture_output=True, text=True, timeout=480, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(report_path.read_text())
-    assert report["steps"] == 6
+    assert report["steps"] == 16
     # Who is killed in the middle of a round takes its sum of that step with it.
     assert report["lost_contributions"] <= 1
-    assert 5 * BATCH_TOKENS < report["tokens"] <= 6 * BATCH_TOKENS
-    assert len(report["loss"]) == 6
+    assert 15 * BATCH_TOKENS < report["tokens"] <= 16 * BATCH_TOKENS
+    assert len(report["loss"]) == 16
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"]
     assert 0 < report["held_out_loss"]["bigram"] < 6
     assert report["lost_microbatches"] <= MICROBATCHES
