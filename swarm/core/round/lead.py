@@ -300,12 +300,9 @@ class RoundLead:
             self._lacks.setdefault(peer, {})[lack.reducer] = lack
         found = {}
         for peer in self._missed & self._lacks.keys():
-            of_others = {reducer: lack for reducer, lack in self._lacks[peer].items() if reducer != peer}
-            own = self._lacks[peer].get(peer)
-            if roster.contribution_of(peer) is not None and (
-                own is not None or len(of_others) >= roster.num_lacks(peer)
-            ):
-                found[peer] = (own,) if own is not None else tuple(of_others.values())
+            said = self._lacks[peer]
+            if roster.contribution_of(peer) is not None and (peer in said or len(said) >= roster.num_lacks(peer)):
+                found[peer] = (said[peer],) if peer in said else tuple(said.values())
         self.leave_out |= found
         smaller = roster.without(found)
         if smaller is roster:

@@ -133,13 +133,17 @@ def test_a_weight_is_a_count_that_a_microbatch_can_have(num_tokens: Any) -> None
         Contribution.from_value(value)
 
 
+def listing(good: Contribution, **changed: Any) -> Contribution:
+    """The same, signed, with other microbatches in it."""
+    unsigned = replace(good, work=tuple(replace(item, **changed) for item in good.work))
+    return replace(unsigned, signature=identity_of(good.peer_id).sign(unsigned.signed_bytes()))
+
+
 def test_a_weight_of_more_tokens_than_a_microbatch_has_is_refused() -> None:
     facts = replace(facts_of(3), max_tokens=64)
     good = contribution(facts.members[0])
     for num_tokens, refused in ((64, False), (65, True), (1 << 32, True)):
-        work = tuple(replace(item, num_tokens=num_tokens) for item in good.work)
-        unsigned = replace(good, work=work)
-        made = replace(unsigned, signature=identity_of(good.peer_id).sign(unsigned.signed_bytes()))
+        made = listing(good, num_tokens=num_tokens)
         if refused:
             with pytest.raises(RemoteError, match="more than 64 tokens"):
                 facts.check_contribution(made, cached_verify)
@@ -159,10 +163,7 @@ def test_a_contribution_lists_no_more_than_a_step_can_hold() -> None:
 def test_what_no_auditor_can_replay_is_no_contribution(version: int, delay: int, refused: bool) -> None:
     """Work of a version that nobody has was audited by nobody, and counted."""
     facts = replace(facts_of(3), delay=delay)
-    good = contribution(facts.members[0])
-    work = tuple(replace(item, version=Version(int(facts.step) + version)) for item in good.work)
-    unsigned = replace(good, work=work)
-    made = replace(unsigned, signature=identity_of(good.peer_id).sign(unsigned.signed_bytes()))
+    made = listing(contribution(facts.members[0]), version=Version(int(facts.step) + version))
     if refused:
         with pytest.raises(RemoteError, match="versions that are not its step's"):
             facts.check_contribution(made, cached_verify)
