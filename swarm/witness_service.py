@@ -5,7 +5,9 @@ leaves, so that a process that is started again stays silent in rounds in which 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.core.canonical import Value
@@ -14,7 +16,7 @@ from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.contribution import Result, Roster
+from swarm.core.round.contribution import Contribution, Result, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
@@ -26,18 +28,26 @@ from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
-"""{run_id, stage, step, num_parts, basis, view, proof | proposal, words} -> {vote} or {promise, roster, result}.
+"""{run_id, stage, step, num_parts, basis, view, proof | proposal, words} -> {vote, there} or {promise, roster, result}.
 
-None: no vote."""
+None: no vote; `there`: contributions of members whom the proposed roster puts off, had of themselves."""
 VOTES = "votes"
 """{name} -> {votes}: whether this process votes in the round that starts from the version of the name."""
+PUT_OFF = "put_off"
+"""{stage, step, proposal} -> {status, made}, of a member that the proposed roster puts off: what it contributes to the
+round, None while it has not made that."""
 MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
 KEPT_NAMES = 1024
-PING_S = 5.0
-MOST_PINGED = 8
-"""Members whom a voter asks whether they live, where parts are left empty; where more are silent it waits for them."""
+VOTES_S = 5.0
+MOST_ASKED = 8
+"""Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
+or what they contribute, of those whom a roster puts off."""
+THERE_S = 2.0
+"""How long the latter are waited for."""
+LONGEST_HOLD_S = 120.0
+"""So long no vote is given for a roster that puts off members who answer and have not made what they contribute."""
 PAPERS_S = 2.0
 """How long a contribution's papers are waited for: a few kB, of who has just committed to it."""
 
@@ -84,6 +94,13 @@ class VoteLog:
 
 def _line(name: str, view: int) -> str:
     return name if view == NOT_RECONFIGURED else f"{name} {view}"
+
+
+@dataclass(frozen=True)
+class AreThere:
+    """Instead of a vote: what members have contributed whom the roster puts off."""
+
+    made: tuple[Contribution, ...]
 
 
 class WitnessService:
@@ -181,11 +198,14 @@ class WitnessService:
         if proposal.view >= witness.voter.highest_view:
             num_members = len(facts.members)
             await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
+            there = await self._are_there(facts, proposal, witness)
+            if there:
+                return Message({"vote": None, "there": [made.packed for made in there]})
         gone = await self._gone(facts, proposal, words)
         vote = witness.on_ballot(sender, proposal, words, gone=gone)
         if proposal.phase == "commit" and vote is not None:
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
-        return Message({"vote": value_or_none(vote)})
+        return Message({"vote": value_or_none(vote), "there": []})
 
     async def _gone(self, facts: RoundFacts, proposal: Proposal, words: Words | None) -> frozenset[PeerId]:
         """Of the members that have not voted for a result which leaves parts empty, those that do not answer."""
@@ -194,22 +214,54 @@ class WitnessService:
         return await self._silent(facts, {vote.voter for vote in words.agreed})
 
     async def _silent(self, facts: RoundFacts, heard: Collection[PeerId]) -> frozenset[PeerId]:
-        """Of the members that are not `heard` otherwise, those that do not answer."""
+        """Of the members that are not `heard` otherwise, those that do not answer, or that do not vote in the round."""
         silent = [peer for peer in facts.members if peer not in heard]
-        if len(silent) > MOST_PINGED:
+        if len(silent) > MOST_ASKED:
             return frozenset()
-        answers = await asyncio.gather(*map(self._answers, silent))
-        return frozenset(peer for peer, is_there in zip(silent, answers, strict=True) if not is_there)
+        said = await asyncio.gather(*(self._votes(peer, facts) for peer in silent))
+        return frozenset(peer for peer, votes in zip(silent, said, strict=True) if not votes)
 
-    async def _answers(self, peer: PeerId) -> bool:
+    async def _votes(self, peer: PeerId, facts: RoundFacts) -> bool:
+        """As far as the member says so: one that was started again answers, and does not."""
         assert self._transport is not None
+        asked = Message({"name": facts.previous_name})
         try:
-            await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            reply = await self._transport.call(peer, VOTES, asked, timeout_s=VOTES_S, max_body_bytes=0)
+            return Fields("votes", reply.meta).boolean("votes")
         except UnreachableError:
             return False
         except (TransientError, RemoteError):
             return True
-        return True
+
+    async def _are_there(self, facts: RoundFacts, proposal: Proposal, witness: Witness) -> list[Contribution]:
+        """What members contribute whom a new roster puts off, as if they had not.
+
+        A leader's word is all that others have of who is silent, and where members are few, it needs none of theirs.
+        Raises TransientError while one that is there has yet to make its contribution, but not for ever.
+        """
+        put_off = sorted(filter(self._may_join, proposal.put_off & {*facts.members}))[:MOST_ASKED]
+        said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in put_off))
+        found = [made for made in said if isinstance(made, Contribution)]
+        if not found and True in said:
+            witness.held_since = witness.held_since or time.monotonic()
+            if time.monotonic() < witness.held_since + LONGEST_HOLD_S:
+                raise TransientError(f"a member that view {proposal.view} puts off is there")
+        return found
+
+    async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
+        """Whether a member of the round answers to the roster that puts it off, or with what."""
+        assert self._transport is not None
+        told = Message({"stage": facts.stage, "step": facts.step, "proposal": proposal.packed})
+        try:
+            reply = await self._transport.call(peer, PUT_OFF, told, timeout_s=THERE_S, max_body_bytes=0)
+            fields = Fields("answer to a roster", reply.meta)
+            status, made = fields.text("status"), fields.maybe("made", Contribution.from_value)
+            fields.done()
+            if made is not None:
+                facts.check_contribution(made, verify)
+        except (TransientError, RemoteError):
+            return False
+        return made if made is not None and made.peer_id == peer else status == "there"
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters:
@@ -268,10 +320,10 @@ def check_joins(proposal: Proposal, may_join: Callable[[PeerId], bool]) -> None:
 
     One that is proposed again was certified: whoever voted then has looked.
     """
-    if proposal.roster is not None and proposal.proof.certificate is None:
-        for peer in proposal.roster.joins:
-            if not may_join(peer):
-                raise TransientError(f"{peer[-6:]} is not known here to be past its probation")
+    roster = proposal.new_roster
+    for peer in roster.joins if roster is not None else ():
+        if not may_join(peer):
+            raise TransientError(f"{peer[-6:]} is not known here to be past its probation")
 
 
 async def ask_witness(
@@ -284,9 +336,11 @@ async def ask_witness(
     words: Words | None = None,
     shown: Proof | None = None,
     timeout_s: float,
-) -> Vote | tuple[Promise, Roster | None, Result | None] | None:
-    """The vote, or the promise with what it is made of; None if the peer gives none. `words`: what the parts of a new
-    result that is voted on were signed for; `shown`: who has promised the view for which a promise is asked.
+) -> Vote | AreThere | tuple[Promise, Roster | None, Result | None] | None:
+    """The vote, or who is put off and there, or the promise with what it is made of; None if there is none.
+
+    `words`: what the parts of a new result that is voted on were signed for; `shown`: who has promised the view for
+    which a promise is asked.
 
     Raises TransientError or RemoteError as `Transport.call` does.
     """
@@ -306,7 +360,9 @@ async def ask_witness(
     reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)
     fields = Fields("witness answer", reply.meta)
     if isinstance(what, SendBallot):
-        return fields.maybe("vote", Vote.from_value)
+        vote = fields.maybe("vote", Vote.from_value)
+        there = fields.items("there", Contribution.from_value, max_items=MOST_ASKED)
+        return AreThere(tuple(there)) if vote is None and there else vote
     if not fields.optional("promise"):
         return None
     return (

@@ -138,6 +138,10 @@ class Adversary:
         """Whether a member's commitment is as if it had not come, where this peer leads."""
         return False
 
+    def hears_nobody(self, step: Step) -> bool:
+        """Whether, where it leads, voters outside name members in vain that have committed."""
+        return False
+
     def reduced_for(self, step: Step, place: int, body: Encoded, codec: VectorCodec, *, num_values: int) -> Encoded:
         """A part this peer reduced, as the member at this place among those it goes to gets it."""
         return body

@@ -59,6 +59,9 @@ class OmittingLeader(Adversary):
     def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
         return self.acts_in(step) and sender == _victim(members, me)
 
+    def hears_nobody(self, step: Step) -> bool:
+        return self.acts_in(step)
+
 
 class EquivocatingLeader(Adversary):
     """Every second member is asked to vote for another roster of the same view, without one of the contributions."""

@@ -20,6 +20,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.host_protocol import EXHIBIT, HOP, MAX_CASE_BYTES, PART, PLEA, STATE
 from swarm.identity.key import Identity
 from swarm.network.transport import Directory, Handler, Message, Transport, TransportAround
+from swarm.witness_service import WITNESS
 from verification.audit.evidence import Evidence
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
@@ -54,7 +55,10 @@ class FalseTransport(TransportAround):
     ) -> Message:
         if method == STATE:
             request = self._stated(request)
-        return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        if method == WITNESS and reply.meta.get("there") and self._liar.adversary.hears_nobody(_step_of(request)):
+            return replace(reply, meta={**reply.meta, "there": []})
+        return reply
 
     # -- lies ---------------------------------------------------------------------------------------------
 

@@ -306,12 +306,30 @@ class SimulatedRound:
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
         self._check_shown(self._host, proposal)
+        put_off = [self._members[peer] for peer in proposal.put_off if peer in self._members]
+        for member in put_off:
+            self._do(member, member.machine.on_put_off(proposal, now=self._now))
+        there = [made for member in put_off if (made := self._shown_by(member)) is not None]
+        if there and leader.peer.adversary.hears_nobody(self._facts.step):
+            return []
+        if there:
+            return leader.machine.on_there(there, now=self._now)
         gone = [peer for peer in self._facts.members if peer not in self._members]
         vote = self._witness.on_ballot(leader.peer.peer_id, proposal, self._words(leader, proposal), gone=gone)
         if vote is None:
             return []
         asked = (proposal.view, proposal.phase, proposal.value)
         return leader.machine.on_vote(self._host, *asked, vote, now=self._now)
+
+    def _shown_by(self, member: Member) -> Contribution | None:
+        """What a member contributes, if it is what a contribution must be."""
+        made = member.machine.contribution
+        try:
+            if made is not None:
+                self._facts.check_contribution(made, self._verify)
+        except RemoteError:
+            return None
+        return made
 
     def _words(self, leader: Member, proposal: Proposal) -> Words | None:
         result, replica = proposal.result, leader.peer.replica

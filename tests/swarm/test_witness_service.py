@@ -10,18 +10,22 @@ import pytest
 
 import swarm.witness_service
 from bootstrap.state.run_folder import PreparedRun
+from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
+from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.basis import RoundBasis
+from swarm.core.round.contribution import Contribution
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
+from swarm.core.round.proposal import fresh_roster
 from swarm.core.round.voting import Certificate, Promise, Proof, Vote
 from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
-from swarm.network.transport import Transport
-from swarm.witness_service import MAX_ROUNDS_OF_ONE, VoteLog, WitnessService, ask_witness
-from tests.swarm.core.audit.chances import UNSAID
+from swarm.network.transport import Message, Transport
+from swarm.witness_service import MAX_ROUNDS_OF_ONE, PUT_OFF, AreThere, VoteLog, WitnessService, ask_witness
+from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, chance_of, link_of, said_by
 from tests.swarm_in_process import identity_of
 
 STAGE = StageIndex(0)
@@ -117,6 +121,98 @@ async def open_round(line: Transport, voter: PeerId, run: PreparedRun, *, stage:
 
 def leader_of(step: int) -> PeerId:
     return facts_of(basis_of(0), step).leader_of(0)
+
+
+class PuttingOff(World):
+    """A leader proposes a roster with nobody but itself; the others say what a test has them say."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        work, step = (8,) * len(MEMBERS), 7
+        links = tuple(link_of(peer, step - 1) for peer in MEMBERS)
+        said = said_by(HOST_CHAIN, step)
+        self._basis = RoundBasis(bytes(32), bytes(32), MEMBERS, work, MEMBERS, work, BESIDE, links, said)
+        self.facts = facts_of(self._basis, step)
+        self.leader = self.facts.leader_of(0)
+        self.put_off = [peer for peer in MEMBERS if peer != self.leader]
+        fresh = fresh_roster(
+            self.facts,
+            view=0,
+            leader=self.leader,
+            committed={self.leader: None},
+            silent=dict.fromkeys(MEMBERS, "no commitment"),
+            joins=(),
+            neighbours=(),
+            reason="full",
+        )
+        roster = replace(fresh, signature=KEYS[self.leader].sign(fresh.signed_bytes()))
+        self._asked = SendBallot((WITNESS.peer_id,), Proposal.of_roster(roster, Proof()))
+
+    def contribution(self, peer: PeerId, *, of: PeerId | None = None) -> Contribution:
+        """A member's, that brings nothing; signed by another where one is named."""
+        names = ("run", STAGE, self.facts.step, self.facts.previous_name, peer)
+        unsigned = Contribution(*names, (), (), chance_of(peer, int(self.facts.step)))
+        return replace(unsigned, signature=KEYS[of or peer].sign(unsigned.signed_bytes()))
+
+    def answers(self, peer: PeerId, said: dict[str, Value]) -> None:
+        async def on_put_off(sender: PeerId, request: Message) -> Message:
+            fields = Fields("roster", request.meta)
+            shown = Proposal.from_value(fields.message("proposal"))
+            assert (fields.integer("stage"), fields.integer("step"), sender) == (0, 7, WITNESS.peer_id)
+            assert shown == self._asked.proposal
+            return Message(said)
+
+        self.lines[peer].serve(PUT_OFF, on_put_off, max_body_bytes=0)
+
+    async def ask(self) -> Vote | AreThere | None:
+        line = self.lines[self.leader]
+        found = await ask_witness(line, WITNESS.peer_id, self.facts, self._basis, self._asked, timeout_s=5.0)
+        assert not isinstance(found, tuple)
+        return found
+
+
+def test_whom_a_roster_puts_off_and_who_answers_with_its_contribution_is_named_and_gets_no_vote_cast(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path)
+        first, second = world.put_off
+        world.answers(first, {"status": "there", "made": world.contribution(first).packed})
+        world.answers(second, {"status": "there", "made": None})
+        assert await world.ask() == AreThere((world.contribution(first),))
+
+    asyncio.run(scenario())
+
+
+def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path)
+        world.answers(world.put_off[0], {"status": "there", "made": None})
+        with pytest.raises(TransientError, match="is there"):
+            await world.ask()
+        monkeypatch.setattr(swarm.witness_service, "LONGEST_HOLD_S", 0.0)
+        assert isinstance(await world.ask(), Vote)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("says", ["nothing", "another's word", "nonsense", "over"])
+def test_who_does_not_answer_or_with_nothing_of_its_own_is_put_off(tmp_path: Path, says: str) -> None:
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path)
+        first, second = world.put_off
+        said: dict[str, dict[str, Value]] = {
+            "another's word": {"status": "there", "made": world.contribution(first, of=second).packed},
+            "nonsense": {"status": "there", "made": b"x"},
+            "over": {"status": "over", "made": None},
+        }
+        if says != "nothing":
+            world.answers(first, said[says])
+        assert isinstance(await world.ask(), Vote)
+
+    asyncio.run(scenario())
 
 
 def test_strangers_open_nothing_and_nothing_of_theirs_is_written_down(tmp_path: Path) -> None:

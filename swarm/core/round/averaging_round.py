@@ -113,6 +113,7 @@ class AveragingRound:
     _commit_owed: bool = False
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
+    _there: dict[PeerId, Contribution] = field(default_factory=dict)  # of members that others have heard, as leader
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
@@ -153,6 +154,11 @@ class AveragingRound:
     def given_up(self) -> frozenset[PeerId]:
         """Whose parts this peer itself waited for in vain."""
         return frozenset(self._reduction.given_up)
+
+    @property
+    def contribution(self) -> Contribution | None:
+        """The own one, once it is made."""
+        return self._reduction.contribution
 
     @property
     def is_closing(self) -> bool:
@@ -214,6 +220,8 @@ class AveragingRound:
         out = self._lead.begin(view, reason, promises, now) + self._commit(now)
         for peer, (_, made, promise) in here.items():
             out += self._committed(peer, made, promise, now)
+        for peer, made in self._there.items():
+            out += self._committed(peer, made, None, now) if peer not in here else []
         return out
 
     def _begin_instead(self, view: int, now: float) -> Instructions:
@@ -354,8 +362,10 @@ class AveragingRound:
         lead.committed[sender] = None if sender in self._unproved else made
         lead.late.pop(sender, None)
         proposal = lead.ballots.proposal
-        if proposal is not None:  # it came after the proposal: it votes all the same
-            return [SendBallot((sender,), proposal)]
+        if proposal is not None:
+            if lead.needs(sender):
+                return self._begin(self._own_view_after(self.view), f"{sender} has come", now)
+            return [SendBallot((sender,), proposal)]  # what comes next names what is in it
         if lead.has_roster:
             return self._news_for(sender, lead.view)
         return lead.call() + lead.propose(now)
@@ -468,9 +478,8 @@ class AveragingRound:
     def asks_votes_for(self, peer: PeerId) -> Contribution | None:
         """Its contribution, if it is on a new roster that this peer asks votes for."""
         proposal = self._lead.ballots.proposal
-        if not self._lead.asks("roster") or proposal is None or proposal.roster is None:
-            return None
-        return proposal.roster.contribution_of(peer) if proposal.proof.certificate is None else None
+        roster = proposal.new_roster if proposal is not None and self._lead.is_on else None
+        return roster.contribution_of(peer) if roster is not None else None
 
     def is_past(self, view: int) -> bool:
         """Whether nothing that is proposed in a view is voted for here any more."""
@@ -496,6 +505,8 @@ class AveragingRound:
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None, now=now)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
+        elif self._is_without_me(proposal):
+            out = self._say_here(now)
         else:
             out = self._cast(sender, proposal)
         # A leader that asks and asks, for what it cannot have or has got, must not hold up the round.
@@ -507,6 +518,51 @@ class AveragingRound:
                 self._patience.vote_on_result(self._reduction.arrivals.allowed_s(now=now), now=now)
             self._wait_for_leader(now)
         return accused + out
+
+    def _is_without_me(self, proposal: Proposal) -> bool:
+        """Whether a new roster puts this peer off, or does without what it has to bring.
+
+        Nobody votes for that, so that no leader gets a quorum for a roster without those whose votes it needs; what an
+        earlier view has certified is another thing: it may be the outcome already.
+        """
+        roster, made = proposal.new_roster, self.contribution
+        brings = made is not None and bool(made.work)
+        return self.me in proposal.put_off or (
+            roster is not None and brings and roster.contribution_of(self.me) is None
+        )
+
+    def on_put_off(self, proposal: Proposal, *, now: float) -> Instructions:
+        """A voter outside the stage shows a roster that its leader has signed, and may not have shown here. Raises
+        RemoteError if it is none."""
+        self._voter.check(proposal)
+        if self.result is not None or proposal.view < self._promised or not self._is_without_me(proposal):
+            return []
+        self._enter(proposal.view)
+        return self._say_here(now)
+
+    def on_there(self, shown: Iterable[Contribution], *, now: float) -> Instructions:
+        """A voter outside the stage does not vote for a roster that puts members off: it has had these of themselves.
+
+        They count as committed to what this peer leads from now on. Raises RemoteError for what is none of a member's.
+        """
+        found = {made.peer_id: made for made in shown}
+        for peer, made in found.items():
+            self.facts.check_member(peer)
+            self._check_own(peer, made)
+            if self._seen.setdefault(peer, made) != made:
+                raise EquivocationError(self._seen[peer], made)
+        self._there |= found
+        if self.result is not None or not self._lead.puts_off(found):
+            return []
+        return self._begin(self._own_view_after(self.view), "members are there that had not been heard", now)
+
+    def _say_here(self, now: float) -> Instructions:
+        """Commit, once more if it was done: it may not have come. That buys the leader no time."""
+        waited_for = self._patience.due
+        self._commit_owed = True
+        out = self._commit(now)
+        self._patience.due = waited_for
+        return out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
         self._owed = None
@@ -796,6 +852,8 @@ class AveragingRound:
             self._patience.wait(1, now=now)
             return out + self._reduction.fetch_missing(self.result, now=now)
         is_on = self._lead.is_on
+        if is_on and self._lead.puts_off(self._lead.committed):
+            return out + self._begin(self._own_view_after(self.view), "members came late, and votes are too few", now)
         if is_on:
             out += self._lead.is_due(now)
             # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.

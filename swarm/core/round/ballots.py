@@ -13,6 +13,7 @@ from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId
 from swarm.core.record import PackedOnce
 from swarm.core.round.contribution import Result, Roster
+from swarm.core.round.proposal import left_by
 from swarm.core.round.voting import (
     Certificate,
     Election,
@@ -52,6 +53,16 @@ class Proposal(PackedOnce):
     @classmethod
     def of_commit(cls, certificate: Certificate) -> "Proposal":
         return cls("commit", certificate.view, None, None, certificate.value, Proof((), certificate))
+
+    @property
+    def new_roster(self) -> Roster | None:
+        """The roster, if it is of what was committed to its view: no earlier view's quorum has voted for its facts."""
+        return self.roster if self.proof.certificate is None else None
+
+    @property
+    def put_off(self) -> set[PeerId]:
+        """Members that a new roster puts off, for its leader says that they have not committed to its view."""
+        return left_by(self.new_roster) if self.new_roster is not None else set()
 
     @property
     def is_new_result(self) -> bool:

@@ -226,6 +226,20 @@ class RoundLead:
         asked = self.ballots.proposal
         return self.is_on and asked is not None and asked.phase == phase
 
+    @property
+    def _put_off(self) -> set[PeerId]:
+        """By the new roster that votes are being asked for: they give it none."""
+        return self.ballots.proposal.put_off if self.is_on and self.ballots.proposal is not None else set()
+
+    def puts_off(self, peers: Collection[PeerId]) -> bool:
+        """Whether the roster that is proposed puts off one of these."""
+        return not self._put_off.isdisjoint(peers)
+
+    def needs(self, peer: PeerId) -> bool:
+        """Whether the roster that is proposed puts off a member without whose vote it cannot be certified."""
+        put_off, voters = self._put_off, self.ballots.voters
+        return peer in put_off and not self.facts.election.is_quorum({*voters} - put_off, voters)
+
     def _ask(self, proposal: Proposal, now: float) -> Instructions:
         """Ask everyone for their votes, oneself first. Members that have none get it too: what comes next names what is
         in it."""

@@ -158,6 +158,8 @@ class Witness:
     """A voter that is no member: it votes on what leaders ask, and never on anything of its own accord."""
 
     voter: RoundVoter
+    held_since: float | None = None
+    """When it first gave no vote for a roster that puts off who is there and brings nothing yet."""
 
     def on_ask(self, sender: PeerId, view: int, shown: Proof, *, gone: Collection[PeerId] = ()) -> Promise | None:
         """The leader of a view wants a promise, and shows its members' own; `gone`: members that do not answer here.

@@ -21,6 +21,7 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.host_protocol import STATE
 from swarm.identity.key import Identity
 from swarm.network.transport import Directory, Handler, Message, Transport
+from swarm.witness_service import WITNESS
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, JurorVote
 from verification.state.state_statement import StateStatement
@@ -44,6 +45,7 @@ class Line:
 
     served: dict[str, Handler] = field(default_factory=dict)
     called: list[Message] = field(default_factory=list)
+    replies: Message = field(default_factory=Message)
     published: list[Mapping[str, Value]] = field(default_factory=list)
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
@@ -51,7 +53,7 @@ class Line:
 
     async def call(self, peer_id: PeerId, method: str, request: Message, **limits: Any) -> Message:
         self.called.append(request)
-        return Message()
+        return self.replies
 
     async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
         self.published.append(fields)
@@ -95,6 +97,15 @@ def test_a_leader_that_omits_one_does_not_hear_its_commitment() -> None:
     }
     for meta in ({"kind": "vote", "step": int(BEGINS)}, {"kind": "commit", "step": int(BEGINS) - 1}):
         assert answer("omitting_leader", ROUND, Message(cast(Any, meta)), heard) is heard
+
+
+def test_nor_does_it_hear_of_it_from_voters_outside() -> None:
+    there = Message({"vote": None, "there": [{}]})
+    asked = Message({"step": int(BEGINS)})
+    for kind, heard in (("omitting_leader", []), ("sign_flip", [{}])):
+        line = FalseTransport(cast(Transport, Line(replies=there)), ME, Liar(parse(f"{kind}@{BEGINS}", seed="liar")))
+        reply = asyncio.run(line.call(HOST.peer_id, WITNESS, asked, timeout_s=1.0, max_body_bytes=0))
+        assert reply.meta == {"vote": None, "there": heard}
 
 
 @pytest.mark.parametrize(

@@ -792,6 +792,16 @@ class World:
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
 
     def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
+        put_off = [self.members[peer] for peer in proposal.put_off]
+        there = [one for one in put_off if one.is_up and not self.cut(outsider.peer_id, one.peer_id)]
+        for one in there:
+            self._do(one, one.round.on_put_off(proposal, now=self.now))
+        made = [one.round.contribution for one in there]
+        if any(made):
+            shown = [one for one in made if one is not None]
+            self._reply(leader, lambda m: m.round.on_there(shown, now=self.now))
+        if there:
+            return
         words = words_of(proposal, leader.round.votes_for(proposal))
         gone = [member.peer_id for member in self.members.values() if not member.is_up]
         try:

@@ -448,8 +448,8 @@ def test_of_two_rosters_or_two_results_in_a_view_at_most_one_is_certified(num_me
     num_liars = (num_members - 1) // 3
     leader = rounds[0]
     roster = roster_of(facts)
-    smaller = {peer: contribution(peer) for peer in facts.members if peer != rounds[-1].me}
-    other = roster_of(facts, commits=smaller)
+    (joins,) = {one.peer_id for one in identities(num_members + 1)} - {*facts.members}
+    other = roster_of(facts, joins=(joins,))
     one = result_of(facts, roster)
     results = [one, result_of(facts, roster, parts=tuple(replace(part, squares=2.0) for part in one.parts))]
     rosters = [Proposal.of_roster(replace(made, certificate=None), Proof()) for made in (roster, other)]

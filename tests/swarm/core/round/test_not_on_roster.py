@@ -1,0 +1,266 @@
+"""Who is not on a roster: who shows no papers for its contribution stays and does not count; who is there is not put
+off, and its work is not left out, where its leader needs its vote or a voter outside has heard it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId
+from swarm.core.round.averaging_round import (
+    AveragingRound,
+    Instruction,
+    MakeContribution,
+    SendBallot,
+    SendClose,
+    SendCommit,
+    SendVote,
+)
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import Contribution, Roster
+from swarm.core.round.facts import EquivocationError
+from swarm.core.round.proposal import left_by
+from swarm.core.round.voting import Proof
+from tests.swarm.core.round.round_members import (
+    certificate_by,
+    closed,
+    facts_and_rounds,
+    has,
+    only,
+    proof_by,
+    roster_of,
+    vote,
+)
+from tests.swarm.core.round.round_world import PHASE_S, Member, World, contribution
+
+# -- without papers ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Withheld:
+    """Whose papers do not come, and to whom."""
+
+    of: PeerId
+    lacks: set[PeerId]
+    """Voters who draw what is not shown to them."""
+    complained: set[tuple[PeerId, int]] = field(default_factory=set)
+
+
+class LookingWorld(World):
+    """Voters do not vote on a new roster while they lack papers, and tell its leader."""
+
+    withheld: Withheld
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        held = self.withheld
+        if not isinstance(instruction, SendBallot) or instruction.proposal.proof.certificate is not None:
+            return super()._carry_out(member, instruction)
+        roster = instruction.proposal.roster
+        if roster is None or roster.contribution_of(held.of) is None:
+            return super()._carry_out(member, instruction)
+        lacking = set(instruction.to) & held.lacks
+        super()._carry_out(member, SendBallot(tuple(sorted(set(instruction.to) - lacking)), instruction.proposal))
+        if member.peer_id == held.of:
+            return None
+        for voter in sorted(lacking):
+            if (voter, instruction.proposal.view) not in held.complained:
+                held.complained.add((voter, instruction.proposal.view))
+                self.call_later(
+                    self.rng.random() * 0.2,
+                    lambda: self._do(member, member.round.leave_out(held.of, now=self.now)) if member.is_up else None,
+                )
+        return None
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("num_lacking", [1, 2, 4])
+def test_what_a_voter_lacks_does_not_count_and_stalls_nobody(seed: int, num_lacking: int) -> None:
+    world = LookingWorld(seed, 5)
+    liar = sorted(world.members)[seed % 5]
+    others = [peer for peer in sorted(world.members) if peer != liar]
+    world.withheld = Withheld(liar, set(world.rng.sample(others, num_lacking)))
+    world.run(until_s=90.0)
+    assert len(world.roots()) == 1
+    result = next(member.finished for member in world.members.values() if member.finished is not None)
+    made = {one.peer_id for one in result.roster.contributions}
+    assert set(others) <= made | left_by(result.roster), world.explain("an honest contribution is missing")
+    if num_lacking > 1:  # of five, whose votes alone would not have certified it
+        assert liar not in made
+    assert not left_by(result.roster) & set(others)
+
+
+def test_a_leader_proposes_no_contribution_whose_papers_it_lacks() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    first.close(reason="full", joins=(), view=facts.first_view, now=0.0)
+    first.contributed(contribution(first.me), now=0.0)
+    assert first.leave_out(third.me, now=0.0) == []
+    for machine in (second, third):
+        made = contribution(machine.me)
+        proposed = first.on_commit(machine.me, facts.first_view, made, None, None, None, now=0.2)
+    roster = only(proposed, SendBallot).proposal.roster
+    assert roster is not None
+    assert [one.peer_id for one in roster.contributions] == sorted([first.me, second.me])
+    assert not roster.leaves
+
+
+def test_a_leader_that_learns_of_it_late_begins_a_view_of_its_own_and_does_so_once() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    first.close(reason="full", joins=(), view=facts.first_view, now=0.0)
+    first.contributed(contribution(first.me), now=0.0)
+    for machine in (second, third):
+        first.on_commit(machine.me, facts.first_view, contribution(machine.me), None, None, None, now=0.2)
+    assert first.asks_votes_for(third.me) is not None
+    again = first.leave_out(third.me, now=0.3)
+    view = only(again, SendClose).view
+    assert view > facts.first_view
+    assert facts.leader_of(view) == first.me
+    assert not has(first.leave_out(third.me, now=0.4), SendClose)
+    assert first.leave_out(first.me, now=0.4) == []
+
+
+def test_a_leader_with_nothing_to_show_for_its_own_contribution_is_passed_over_at_once() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    view = facts.first_view
+    for machine in (second, third):
+        assert machine.pass_over(first.me, view, now=0.0) == [], "it has not begun"
+        machine.on_close(first.me, view, Proof(), now=0.0)
+        machine.contributed(contribution(machine.me), now=0.0)
+    assert has(second.pass_over(first.me, view, now=0.1), SendClose)
+    told = only(third.pass_over(first.me, view, now=0.1), SendCommit)
+    assert (told.to, told.view) == (second.me, view + 1)
+    for machine in (second, third):
+        assert machine.view == view + 1
+        assert machine.pass_over(first.me, view, now=0.2) == [], "what is said of a view that is over"
+    assert second.pass_over(second.me, view + 1, now=0.2) == []
+
+
+# -- put off ----------------------------------------------------------------------------------------------
+
+
+def proposed(roster: Roster, proof: Proof | None = None) -> Proposal:
+    return Proposal.of_roster(replace(roster, certificate=None), proof or Proof())
+
+
+def roster_without(machine: AveragingRound, *, keeps: bool, view: int = 0) -> Roster:
+    """Of all others' commitments; `keeps`: the member stays, as if it had none to bring."""
+    facts = machine.facts
+    made = {peer: contribution(peer) for peer in facts.members if keeps or peer != machine.me}
+    if keeps:
+        made[machine.me] = contribution(machine.me, num_work=0)
+    return roster_of(facts, view=view, commits=made)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_member_votes_for_no_new_roster_without_it_and_says_that_it_is_there(keeps: bool) -> None:
+    facts, (leader, member, *_) = facts_and_rounds(4)
+    member.on_close(leader.me, 0, Proof(), now=0.0)
+    member.contributed(contribution(member.me), now=0.0)
+    due = member.deadline
+    asked = proposed(roster_without(member, keeps=keeps))
+    for now in (0.1, 0.2):
+        out = member.on_ballot(leader.me, asked, now=now)
+        assert not has(out, SendVote)
+        said = only(out, SendCommit)
+        assert (said.to, said.contribution) == (leader.me, contribution(member.me))
+    assert due is not None
+    assert member.deadline is not None
+    assert member.deadline <= due + 0.1 * PHASE_S, "asked twice, it waits no longer"
+    everyone = proposed(roster_of(facts))
+    assert has(member.on_ballot(leader.me, everyone, now=0.3), SendVote)
+
+
+def test_who_has_nothing_to_bring_votes_for_a_roster_that_keeps_it() -> None:
+    _, (leader, member, *_) = facts_and_rounds(4)
+    member.on_close(leader.me, 0, Proof(), now=0.0)
+    member.contributed(None, now=0.0)
+    assert has(member.on_ballot(leader.me, proposed(roster_without(member, keeps=True)), now=0.1), SendVote)
+
+
+def test_what_a_quorum_has_certified_is_voted_for_by_whom_it_puts_off() -> None:
+    facts, (_, second, member, *_) = facts_and_rounds(4)
+    member.on_close(facts.leader_of(0), 0, Proof(), now=0.0)
+    member.contributed(contribution(member.me), now=0.0)
+    first = roster_without(member, keeps=False)
+    bound = certificate_by(
+        facts, "roster", 0, first.facts_digest(), [peer for peer in facts.voters if peer != member.me]
+    )
+    again = roster_without(member, keeps=False, view=1)
+    assert again.facts_digest() == first.facts_digest()
+    out = member.on_ballot(second.me, proposed(again, proof_by(facts, 1, bound=bound)), now=0.1)
+    assert has(out, SendVote)
+
+
+def test_a_leader_begins_again_for_a_late_member_without_whose_vote_it_has_no_quorum() -> None:
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    asked = closed(leader, [second.me])
+    assert asked.put_off == {third.me, fourth.me}
+    out = leader.on_commit(third.me, 0, contribution(third.me), None, None, None, now=0.2)
+    view = only(out, SendClose).view
+    assert view > 0
+    assert leader.facts.leader_of(view) == leader.me
+
+
+def test_who_comes_late_and_is_not_needed_is_put_off_unless_the_votes_do_not_come_either() -> None:
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    asked = closed(leader, [second.me, third.me])
+    out = leader.on_commit(fourth.me, 0, contribution(fourth.me), None, None, None, now=0.2)
+    assert only(out, SendBallot).proposal == asked
+    vote(leader, asked, second.me, now=0.3)
+    assert leader.deadline is not None
+    assert only(leader.tick(now=leader.deadline), SendClose).view > 0
+
+
+def test_whom_a_voter_outside_has_heard_is_on_the_next_roster_though_the_leader_never_hears_it() -> None:
+    facts, (leader, second) = facts_and_rounds(2, witnesses=3)
+    asked = closed(leader, [])
+    assert asked.put_off == {second.me}
+    with pytest.raises(RemoteError, match="not signed"):
+        leader.on_there([replace(contribution(second.me), signature=bytes(64))], now=0.1)
+    view = only(leader.on_there([contribution(second.me)], now=0.1), SendClose).view
+    assert facts.leader_of(view) == leader.me
+    with pytest.raises(EquivocationError):
+        leader.on_there([contribution(second.me, first_id=7)], now=0.1)
+    assert leader.on_there([contribution(second.me)], now=0.2) == []
+
+
+def test_who_is_shown_a_roster_without_it_contributes_though_its_leader_never_called() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+    asked = proposed(roster_of(facts, commits={leader.me: contribution(leader.me)}))
+    assert asked.roster is not None
+    forged = replace(asked, roster=replace(asked.roster, signature=bytes(64)))
+    with pytest.raises(RemoteError, match="not signed"):
+        second.on_put_off(forged, now=0.1)
+    assert has(second.on_put_off(asked, now=0.1), MakeContribution)
+    said = only(second.contributed(contribution(second.me), now=0.2), SendCommit)
+    assert (said.to, said.view) == (leader.me, 0)
+    assert third.on_put_off(proposed(roster_of(facts)), now=0.1) == [], "it is on that one"
+
+
+class OmittingWorld(World):
+    """Its first leader calls nobody and hears nobody: it proposes what it has itself."""
+
+    liar: PeerId
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        to_liar = isinstance(instruction, SendCommit) and instruction.to == self.liar
+        if (member.peer_id == self.liar and isinstance(instruction, SendClose)) or to_liar:
+            return
+        super()._carry_out(member, instruction)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("num_members", "witnesses"), [(2, 4), (3, 4), (4, 1), (7, 1)])
+def test_a_leader_that_asks_nobody_puts_nobody_off(seed: int, num_members: int, witnesses: int) -> None:
+    world = OmittingWorld(seed, num_members, witnesses=witnesses)
+    world.liar = world.leader().peer_id
+    world.run(until_s=90.0)
+    assert len(world.roots()) == 1
+    result = next(member.finished for member in world.members.values() if member.finished is not None)
+    others = {*world.members} - {world.liar}
+    assert not left_by(result.roster) & others, world.explain("an honest member is put off")
+    assert others <= _of(result.roster.contributions), world.explain("an honest contribution is missing")
+
+
+def _of(made: Iterable[Contribution]) -> set[PeerId]:
+    return {one.peer_id for one in made}
