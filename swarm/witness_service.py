@@ -20,7 +20,7 @@ from swarm.core.round.contribution import Contribution, Result, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
-from swarm.core.round.voting import Promise, Proof, Reconfiguration, Vote
+from swarm.core.round.voting import MOST_VIEWS, Promise, Proof, Reconfiguration, Vote
 from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
 from swarm.drawn_papers import DrawnPapers
@@ -168,7 +168,7 @@ class WitnessService:
         facts.check_member(sender)
         witness = await self._witness(facts, sender)
         if fields.optional("view"):
-            view = fields.integer("view", high=1 << 20)
+            view = fields.integer("view", high=MOST_VIEWS)
             shown = Proof.from_value(fields.message("proof"))
             fields.done()
             await self._log_reconfigured(facts, shown.reconfiguration)

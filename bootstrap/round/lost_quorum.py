@@ -20,7 +20,7 @@ from swarm.core.canonical import Value
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.voting import Reconfiguration, electorate, quorum
+from swarm.core.round.voting import MOST_VIEWS, Reconfiguration, electorate, quorum
 from swarm.core.seats import seats, weight_of
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import Identity
@@ -176,7 +176,7 @@ class LostQuorum:
         meant: dict[str, Value] = {"stage": self._stage}
         reply = await self._transport.call(peer, STANDING, Message(meant), timeout_s=self._call_s, max_body_bytes=0)
         fields = Fields("standing", reply.meta)
-        version, view = fields.integer("version"), fields.integer("view", high=1 << 20)
+        version, view = fields.integer("version"), fields.integer("view", high=MOST_VIEWS)
         closing, basis = fields.boolean("closing"), RoundBasis.from_value(fields.message("basis"))
         fields.done()
         return Standing(Place(version, basis), view, closing)

@@ -35,7 +35,17 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError, RoundFacts
 from swarm.core.round.mail import sheets
-from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Proof, Reconfiguration, Vote, phase_of
+from swarm.core.round.voting import (
+    MAX_VOTERS,
+    MOST_VIEWS,
+    PHASES,
+    Phase,
+    Promise,
+    Proof,
+    Reconfiguration,
+    Vote,
+    phase_of,
+)
 from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
@@ -132,13 +142,13 @@ class RoundDriver:
         if fields.optional("rope"):
             return await self._on_rope(state, sender, kind, fields)
         if kind == "close":
-            view, shown = fields.integer("view", high=1 << 20), Proof.from_value(fields.message("proof"))
+            view, shown = fields.integer("view", high=MOST_VIEWS), Proof.from_value(fields.message("proof"))
             out = machine.on_close(sender, view, shown, now=now)
         elif kind == "turned":
-            out = machine.on_turned(sender, fields.integer("view", high=1 << 20), now=now)
+            out = machine.on_turned(sender, fields.integer("view", high=MOST_VIEWS), now=now)
             state.waits_since = now if state.waits_since is None else state.waits_since
         elif kind == "commit":
-            view = fields.integer("view", high=1 << 20)
+            view = fields.integer("view", high=MOST_VIEWS)
             contribution = fields.maybe("contribution", Contribution.from_value)
             roster = fields.maybe("roster", Roster.from_value)
             result = fields.maybe("result", Result.from_value)
@@ -172,7 +182,7 @@ class RoundDriver:
                 out, heard = out + machine.pass_over(sender, proposal.view, now=time.monotonic()), Heard([], error)
         elif kind == "vote":
             view, phase, value = (
-                fields.integer("view", high=1 << 20),
+                fields.integer("view", high=MOST_VIEWS),
                 fields.text("phase"),
                 fields.octets("value", length=32),
             )
@@ -188,7 +198,7 @@ class RoundDriver:
         elif kind == "held":
             return Message({"status": "held" if self._parts.holds(state, sender, fields) else "lacked"})
         elif kind == "missing":
-            view = fields.integer("view", high=1 << 20)
+            view = fields.integer("view", high=MOST_VIEWS)
             missing = fields.items("missing", peer_item, max_items=MAX_MEMBERS)
             given_up = fields.items("given_up", peer_item, max_items=MAX_MEMBERS)
             signatures = fields.items("signatures", signature_item, max_items=MAX_MEMBERS)

@@ -36,7 +36,7 @@ from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.transfer import PART_BYTES
 from swarm.core.canonical import Value, pack
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.once import once
@@ -45,6 +45,7 @@ from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
 from swarm.core.round.proposal import left_by
+from swarm.core.round.voting import MOST_VIEWS
 from swarm.core.round.words import Reduction, Words
 from swarm.core.transfers import MESSAGE_BYTES, MOST_LANES, bytes_per_s, longest_s
 from swarm.identity.key import verify
@@ -268,7 +269,7 @@ class PartExchange:
     ) -> Heard:
         heads = [Fields("head of a part", head) for head in said]
         if kind == "contributed":
-            parts = [(head.integer("part", high=1 << 20), head.integer("view", high=1 << 20)) for head in heads]
+            parts = [(head.integer("part", high=1 << 20), head.integer("view", high=MOST_VIEWS)) for head in heads]
             return await self._receive_contributed(state, machine, sender, parts, bodies)
         if kind == "reduced":
             made = list(map(SignedPart.from_fields, heads))
@@ -573,37 +574,48 @@ class PartExchange:
 
     async def fetch(self, state: StepState, asked: act.FetchPart) -> list[Instruction]:
         """Get a part of the result from whoever holds it; what the round says to it."""
-        part, wanted, holders = asked.part, asked.digest, asked.holders
+        part, wanted = asked.part, asked.digest
         if (part, wanted) in state.parts.fetching or self._is_fetched_no_more(state, asked):
             return []
         state.parts.fetching.add((part, wanted))
+        try:
+            return await self._fetch_of(state, asked)
+        finally:
+            state.parts.fetching.discard((part, wanted))
+
+    async def _fetch_of(self, state: StepState, asked: act.FetchPart) -> list[Instruction]:
+        part, wanted, parts = asked.part, asked.digest, state.parts
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
         deadlines = self._context.settings.deadlines
         answer_s = longest_s(self._encoded_bytes(part), bytes_per_s(deadlines.least_mbit), floor_s=deadlines.call_s)
-        for holder in holders:
+        left = [*asked.holders]
+        while left:
             async with self._turns.turn() as came:
                 # Meanwhile it may have come from its reducer.
                 if self._is_fetched_no_more(state, asked):
-                    break
+                    return []
+                # One that hangs takes its time once, and not with each of a thousand parts.
+                holder = min(left, key=lambda peer: peer in parts.silent)
+                left.remove(holder)
                 try:
                     reply = await self._context.transport.call(
                         holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
                     )
                 except (TransientError, RemoteError) as error:
                     log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
+                    if isinstance(error, UnreachableError):
+                        parts.silent.add(holder)
                     continue
                 came(len(reply.body))
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
-                state.parts.reduced[part, wanted] = kept
-                state.parts.fetching.discard((part, wanted))
+                parts.reduced[part, wanted] = kept
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
-        state.parts.fetching.discard((part, wanted))
         if self._is_fetched_no_more(state, asked):
             return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
-        for holder in holders[:1]:
+        for holder in asked.holders[:1]:
             self._context.events.publish(Overtaken(holder))
         return []
 

@@ -21,6 +21,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AveragingRound, Instruction, SendTurned
 from swarm.core.round.step_progress import MemberReport, StepProgress
+from swarm.core.round.voting import MOST_VIEWS
 from swarm.network.loop import happened
 from swarm.network.transport import Message
 
@@ -144,7 +145,7 @@ class ProgressCalls:
         steps, context = self._steps, self._context
         fields = Fields("progress", request.meta)
         steps.check_stage(sender, fields.integer("stage"))
-        step, view = Step(fields.integer("step")), fields.integer("view", high=1 << 20)
+        step, view = Step(fields.integer("step")), fields.integer("view", high=MOST_VIEWS)
         report = MemberReport(
             num_done=fields.integer("done", high=1 << 20),
             num_in_flight=fields.integer("in_flight", high=1 << 20),

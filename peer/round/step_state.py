@@ -41,6 +41,8 @@ class StepParts:
     but for the bytes."""
     fetching: set[PartDigest] = field(default_factory=set)
     """Parts of the result for which their holders are being asked."""
+    silent: set[PeerId] = field(default_factory=set)
+    """Who let such a question run out, or was not there: it is asked last."""
     are_caught_up_on: bool = False
     """Those of the result are fetched by `peer.state.catch_up`, which takes what is here, and by the round no more."""
 

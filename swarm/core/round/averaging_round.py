@@ -17,7 +17,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
-from swarm.core.round.facts import EquivocationError, RoundFacts, is_of
+from swarm.core.round.facts import MOST_OWN_TURNS, EquivocationError, RoundFacts, is_of
 from swarm.core.round.instructions import (
     Accuse,
     AggregatePart,
@@ -76,8 +76,6 @@ __all__ = [
 
 MOST_REVISIONS = 8
 """So often a leader may give parts of its roster to others, leaving out nobody, and be waited for anew each time."""
-MOST_OWN_TURNS = 3
-"""So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers."""
 
 
 @dataclass
@@ -269,13 +267,16 @@ class AveragingRound:
 
     def _follow_others(self, peers: Iterable[PeerId], view: int, now: float) -> Instructions:
         """They have turned to the view: go to the highest that so many have that one of them is honest, so that nobody
-        stays behind."""
+        stays behind.
+
+        Where a few are more than a third one of them may lie: its word alone uses up no views.
+        """
         if self.result is not None:
             return []
         for peer in {*peers} - {self.me}:
             self._turned[peer] = max(view, self._turned.get(peer, view))
         views = sorted({view for view in self._turned.values() if view > self._promised}, reverse=True)
-        highest = next((view for view in views if self._has_company(view)), None)
+        highest = next((view for view in views if self._has_company(view) and self._is_reached(view)), None)
         return self._turn_to(highest, now) if highest is not None else []
 
     def _has_company(self, view: int) -> bool:
@@ -283,6 +284,12 @@ class AveragingRound:
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
         there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
         return self.facts.election.is_more_than_liars(turned, there)
+
+    def _is_reached(self, view: int) -> bool:
+        """Whether members can have come so far without this peer, or a quorum of them says that they have."""
+        facts, there = self.facts, self.facts.members_in(view, self._voter.changed, gone=self._gone)
+        turned = {peer for peer, to in self._turned.items() if to >= view}
+        return facts.is_near(view, self._promised) or facts.election.is_quorum(turned, there)
 
     def _turn_to(self, view: int, now: float) -> Instructions:
         if self.facts.leader_of(view) == self.me:

@@ -15,6 +15,7 @@ from swarm.core.record import PackedOnce
 from swarm.core.round.contribution import Result, Roster
 from swarm.core.round.proposal import left_by
 from swarm.core.round.voting import (
+    MOST_VIEWS,
     Certificate,
     Election,
     Phase,
@@ -32,7 +33,7 @@ class Proposal(PackedOnce):
     """What a leader asks votes for: a roster, a result, or that a certified result is the outcome."""
 
     phase: Phase
-    view: Annotated[int, Integer(high=1 << 20)]
+    view: Annotated[int, Integer(high=MOST_VIEWS)]
     roster: Roster | None
     """In phase "roster"."""
     result: Result | None

@@ -16,6 +16,12 @@ from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
 
+MOST_VIEWS_AHEAD = 64
+"""Beside those of a leader's own turns."""
+MOST_OWN_TURNS = 3
+"""So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers, or
+has who came late."""
+
 
 class EquivocationError(RemoteError):
     """A member signed two contributions to one round, of which it commits to one."""
@@ -135,6 +141,11 @@ class RoundFacts:
             raise RemoteError("protocol", f"{leader} does not lead view {view} of step {self.step}", leader)
         self.check_member(leader)
 
+    def is_near(self, view: int, since: int) -> bool:
+        """Whether a view is no further ahead than members are who cannot hear each other: so far, and no further, those
+        bring others to it by their word who are more than liars may be, and no quorum."""
+        return view - max(since, self.first_view) <= MOST_VIEWS_AHEAD + MOST_OWN_TURNS * len(self.leaders)
+
     def members_in(self, view: int, changed: Reconfiguration | None, *, gone: Collection[PeerId] = ()) -> set[PeerId]:
         """The members that vote in a view, but for those that are `gone`."""
         return {*self.members}.intersection(self.election.voters_in(view, changed)).difference(gone)
@@ -152,6 +163,11 @@ class RoundFacts:
         self.check_promises(view, shown, verify, changed)
         promised = [promise.voter for promise in shown.promises]
         return self.election.is_more_than_liars(promised, self.members_in(view, changed, gone=gone))
+
+    def has_quorum(self, shown: Proof, view: int, changed: Reconfiguration | None) -> bool:
+        """Whether the members whose promises are shown, and were checked, are a quorum of those that vote in it."""
+        promised = [promise.voter for promise in shown.promises]
+        return self.election.is_quorum(promised, self.members_in(view, changed))
 
     def check_member(self, peer: PeerId) -> None:
         if peer not in self.members:

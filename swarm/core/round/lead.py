@@ -377,6 +377,8 @@ class RoundLead:
         if not any(away.intersection(roster.reducers_of(part)) for part in self.reduction.parts.unreduced(roster)):
             return []
         changed = self._signed(replace(roster, revision=roster.revision + 1), roster.reducers)
+        if changed.reducers == roster.reducers:  # nobody else is there
+            return []
         return self._send(changed) + self.follow(changed, now)
 
     def _relieve_late_reducers(self, now: float) -> Instructions:

@@ -172,6 +172,10 @@ class Witness:
             self.voter.reconfigure(shown.reconfiguration)
         if not facts.is_turned_to(view, shown, self.voter.verify, self.voter.changed, gone=gone):
             raise TransientError(f"too few members have turned to view {view}")
+        changed = self.voter.changed
+        since = max(self.voter.highest_view, changed.first_view if changed is not None else NOT_RECONFIGURED)
+        if not facts.is_near(view, since) and not facts.has_quorum(shown, view, changed):
+            raise TransientError(f"view {view} is far from view {since}, and no quorum is there")
         return self.voter.promise(view)
 
     def on_ballot(

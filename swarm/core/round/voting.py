@@ -34,6 +34,8 @@ MOST_NEIGHBOURS = 3
 """Of a stage's neighbours, who are drawn by no work of theirs, all together weigh no more than so many of its members:
 they decide nothing by themselves."""
 MAX_VOTERS = 256
+MOST_VIEWS = 1 << 48
+"""Of a round: no member's word brings others as far."""
 
 
 def quorum(weight: int) -> int:
@@ -86,7 +88,7 @@ class Reconfiguration(Signed):
     stage: StageIndex
     step: Step
     previous_name: Digest
-    first_view: Annotated[int, Integer(high=1 << 20)]
+    first_view: Annotated[int, Integer(high=MOST_VIEWS)]
     voters: Annotated[tuple[PeerId, ...], AtMost(MAX_VOTERS)]
     """Sorted."""
 

@@ -643,6 +643,28 @@ def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:
     assert not scene.state.parts.fetching
 
 
+def test_a_holder_that_hangs_is_waited_for_once_and_not_with_each_part(scene: Scene) -> None:
+    hanging, holder = FACTS.members[:2]
+    asked_of: list[PeerId] = []
+
+    async def call(peer: PeerId, method: str, request: Message, **limits: Any) -> Message:
+        asked_of.append(peer)
+        if peer == hanging:
+            raise UnreachableError("silent past the deadline")
+        return Message({}, GOOD[request.meta["part"]])
+
+    context: Any = scene.exchange._context
+    context.transport.call = call
+    context.settings.deadlines.least_mbit = 1.0
+    scene.state.round = SimpleNamespace(result=object(), part_fetched=lambda reduced, now: [reduced.part])
+    for part in (0, 1, 2):
+        made = ReducedPart(part, bulk_digest(GOOD[part]), FACTS.members, squares=1.0)
+        asked = act.FetchPart(part, made.digest, (hanging, holder), made, ROSTER)
+        assert asyncio.run(scene.exchange.fetch(scene.state, asked)) == [part]
+    assert asked_of == [hanging, *[holder] * 3]
+    assert not scene.state.parts.fetching
+
+
 def test_bytes_of_which_their_reducer_says_something_else_now_are_not_held_until_the_outcome_is_certified(
     scene: Scene,
 ) -> None:

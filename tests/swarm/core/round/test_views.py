@@ -5,10 +5,9 @@ from functools import partial
 
 import pytest
 
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
-    MOST_OWN_TURNS,
     MOST_REVISIONS,
     AggregatePart,
     AskPromise,
@@ -27,8 +26,10 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
+from swarm.core.round.facts import MOST_OWN_TURNS
 from swarm.core.round.patience import LONGEST_PATIENCE, Waits
-from swarm.core.round.voting import Proof
+from swarm.core.round.voter import RoundVoter, Witness
+from swarm.core.round.voting import MOST_VIEWS, Proof
 from tests.swarm.core.round.round_members import (
     asked_commit,
     asked_result,
@@ -56,6 +57,7 @@ from tests.swarm.core.round.round_world import (
     cached_verify,
     contribution,
     facts_of,
+    identity_of,
     reduced_part,
     round_of,
 )
@@ -426,6 +428,24 @@ def test_one_member_turns_no_other_from_a_leader_that_does_its_work(num_members:
     led_by = {member.finished.roster.leader for member in honest if member.finished}
     assert led_by == {second.peer_id if turn == 0 else world.leader().peer_id}
     assert ended_at < ROUND_S + (TURN_S if turn == 0 else 0), world.explain(f"{ended_at:.1f} s")
+
+
+def test_in_a_stage_of_two_one_members_word_uses_up_no_views() -> None:
+    """One of two is more than a third: its word turns the other, but not to where views end."""
+    facts, (first, second) = facts_and_rounds(2, witnesses=2)
+    second.on_close(first.me, 0, Proof(), now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
+    far = MOST_VIEWS - MOST_VIEWS % 2
+    second.on_turned(first.me, far, now=0.1)
+    second.on_close(first.me, far, Proof((promise_by(facts, first.me, far),)), now=0.1)
+    assert second.view == 0
+    outside = witnesses_of(facts)[0]
+    witness = Witness(RoundVoter(facts, outside, identity_of(outside).sign, cached_verify))
+    with pytest.raises(TransientError, match="far from"):
+        witness.on_ask(first.me, far, Proof((promise_by(facts, first.me, far),)))
+    assert witness.on_ask(first.me, far, proof_by(facts, far, voters=facts.members)) is not None
+    second.on_close(first.me, 4, Proof((promise_by(facts, first.me, 4),)), now=0.2)
+    assert second.view == 4
 
 
 def test_a_leader_has_few_later_views_of_its_own_and_none_of_them_buys_time() -> None:
