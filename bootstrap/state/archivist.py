@@ -90,14 +90,17 @@ class Archivist:
 
         Tries again while the disk does not take it. Raises VersionGone when no peer has one of them any more.
         """
+        made: tuple[Path, bool, list[bytes]] | None = None
         while True:
             try:
-                return await self._archive(version, starts)
+                made = made or await self._written(version, starts)
+                return await self._signed(made[0], version, *made[1:])
             except OSError as error:
                 log.error("checkpoint %d: %s; it is tried again: look at the disk's free space", version, error)
             await asyncio.sleep(TRY_AGAIN_S)
 
-    async def _archive(self, version: int, starts: list[StageStart]) -> Path:
+    async def _written(self, version: int, starts: list[StageStart]) -> tuple[Path, bool, list[bytes]]:
+        """The checkpoint where all see it, whether all of its states are anchored, and their digests."""
         leases, digests, anchored = LeaseTable(), list[bytes](), True
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:
@@ -113,7 +116,7 @@ class Archivist:
         except BaseException:
             writer.abandon()
             raise
-        return await self._signed(path, version, anchored, digests)
+        return path, anchored, digests
 
     def _leases_of(self, version: int, offer: Offer) -> LeaseTable:
         """How far the data was used, as this host has certified it: a version's name binds no leases, and so a donor

@@ -542,7 +542,10 @@ class PartExchange:
 
         out: list[Instruction] = []
         places = range(len(wanted))
-        made = await context.exact.run(Urgency.ROUND, lambda: self._replica.threads.map(reduce_one, places))
+        made = await context.exact.owed(
+            lambda: self._replica.threads.map(reduce_one, places), within_s=context.settings.deadlines.step_s
+        )
+        self._check_open(state)
         for reduced, reduction, encoded in made:
             state.parts.reduced[reduced.part, reduced.digest] = encoded
             state.parts.reductions[reduced] = reduction

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 
-from peer.pipeline.compute import Urgency
 from peer.pipeline.turns import Turns
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
@@ -12,7 +11,6 @@ from peer.round.step_state import StepState
 from peer.stage.events import Applied, VersionTurned
 from peer.state.replica import NewVersion
 from swarm.checkpoint.state import StageState
-from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import Version
 from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.round.contribution import Result
@@ -69,7 +67,9 @@ class StepTaking:
         bodies = state.parts.of_result(result)
         closed = state.accumulation  # else the compute thread is waited for, which may be at a microbatch
         if closed is None:
-            closed = await context.compute.run(Urgency.ROUND, lambda: steps.replica.close(state.step))
+            closed = await context.compute.owed(
+                lambda: steps.replica.close(state.step), within_s=context.settings.deadlines.step_s
+            )
         next_chain = chain.advance(result, context.settings)
         new = await self._made(state, result, bodies, next_chain.name)
         steps.turn(new, next_chain)
@@ -138,13 +138,7 @@ class StepTaking:
             context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)
             return replica.next_version(replica.certified_gradient(result.parts, bodies), name)
 
-        give_up_at = time.monotonic() + context.settings.deadlines.step_s
-        while True:
-            try:
-                return await context.exact.run(Urgency.ROUND, make)
-            except MemoryFullError as error:
-                if time.monotonic() > give_up_at:
-                    raise LocalError(f"no memory for step {state.step}: {error}") from error
+        return await context.exact.owed(make, within_s=context.settings.deadlines.step_s)
 
     async def begin_again(self, state: StageState, chain: StageChain) -> None:
         """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""

@@ -1,4 +1,4 @@
-"""A host that was killed when its run's last checkpoint was on disk ends the run when it is started again."""
+"""A host that was killed when its run's last checkpoint was on disk, or whose disk was full then, ends the run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -46,5 +46,30 @@ def test_the_last_checkpoint_is_signed_and_evaluated_and_peers_are_told_that_the
             record.check(run_id=swarm.run.run_id, run_key=swarm.run.run_key.peer_id)
             assert record.anchored
             assert record.files == files_below(Path(report["checkpoint"]))
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_is_full_when_a_checkpoint_is_signed_has_it_written_once_and_signed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was visible already, and written once more the disk's error ended the host."""
+    manifest = manifest_of(optimizer={"total_steps": LAST}, limits={"founders_per_stage": 1})
+    signs, failures = Archivist._signed, ["no space left on device"] * 2
+
+    async def full(archivist: Archivist, path: Path, version: int, anchored: bool, digests: Sequence[bytes]) -> Path:
+        if failures:
+            raise OSError(failures.pop())
+        return await signs(archivist, path, version, anchored, digests)
+
+    monkeypatch.setattr(Archivist, "_signed", full)
+    monkeypatch.setattr("bootstrap.state.archivist.TRY_AGAIN_S", 0.05)
+
+    async def scenario() -> None:
+        async with swarm_in_process(manifest, tmp_path, peers=(1, 1)) as swarm:
+            report = await swarm.finished()
+            assert not failures
+            assert report["steps"] == LAST
+            assert CheckpointRecord.from_value(swarm.host.books.checkpoints[LAST]).version == LAST
 
     asyncio.run(scenario())

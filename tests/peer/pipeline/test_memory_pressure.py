@@ -168,11 +168,15 @@ def test_a_rounds_job_is_tried_again_and_a_microbatchs_is_not(monkeypatch: pytes
                 await thread.run(Urgency.ROUND, failing(99))
             with pytest.raises(MemoryFullError):
                 await thread.run(Urgency.FORWARD, failing(1))
+            assert await thread.owed(failing(7), within_s=60.0) == "done"
+            with pytest.raises(LocalError, match="none left"):
+                await thread.owed(failing(99), within_s=0.0)
         finally:
             thread.close(timeout_s=5.0)
 
     asyncio.run(main())
-    assert told == [(Urgency.ROUND, "host")] * (3 + 5) + [(Urgency.FORWARD, "host")]
+    of_round = (Urgency.ROUND, "host")
+    assert told == [of_round] * (3 + 5) + [(Urgency.FORWARD, "host")] + [of_round] * (7 + 5)
 
 
 # -- a microbatch ------------------------------------------------------------------------------------------------
