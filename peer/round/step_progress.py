@@ -37,6 +37,8 @@ REPORT_EVERY_S, LONGEST_REPORT_S, REPORTS_A_STEP = 0.25, 2.0, 400
 BACK_TIMES, LONGEST_WAIT_SHARE = 1.5, 0.75
 """So many times as long as who is on its way back would take, if all its donors sent nothing else, for they send what
 has begun; and at most that share of what steps lately took, of which others give a leader `USUAL_TIMES`."""
+UNGRANTED_TIMES = 3.0
+"""So many times as long as others who wait for its leader, and more, waits who wants work and was given none."""
 USUAL_TIMES = 2.0
 """A step that takes so many times as long as steps lately did has a leader that waits for nothing."""
 
@@ -127,10 +129,15 @@ class ProgressCalls:
                 log.info("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
                 if await self._presence.is_gone(leader):
                     self._presence.unreachable(state, leader)
+                else:
+                    state.waits_from(time.monotonic())
                 return
             except TransientError as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
+                state.waits_from(time.monotonic())
                 return
+            if report.num_wanted and not granted:  # others may be at work
+                state.waits_from(time.monotonic() + UNGRANTED_TIMES * self._step_s)
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
             self._turns.look_again()
@@ -230,6 +237,12 @@ class ProgressCalls:
         state.waits_since = time.monotonic()
         self._driver.carry_out(state, [SendTurned(tuple(sorted(told)), state.round.view)])
 
+    @property
+    def _step_s(self) -> float:
+        """What a leader has for a step after the last word of who waits for it, and for a call to say so."""
+        deadlines = self._context.settings.deadlines
+        return deadlines.step_s + deadlines.call_s
+
     def _is_idle(self, state: StepState) -> bool:
         """Whether the step's leader should have closed it by all that this peer knows: `step_s` after its last
         microbatch, and what a call may take to say so; but a step in which others are still at work may take as long
@@ -237,8 +250,7 @@ class ProgressCalls:
         steps = self._steps
         if state.round is None or state.round.is_closing or state.waits_since is None:
             return False
-        deadlines = self._context.settings.deadlines
-        quiet_until = max(state.waits_since, steps.turned_at) + deadlines.step_s + deadlines.call_s
+        quiet_until = max(state.waits_since, steps.turned_at) + self._step_s
         usual_until = steps.turned_at + USUAL_TIMES * (steps.usual_s or 0.0)
         return time.monotonic() > max(quiet_until, usual_until) and state.leader != self._context.me
 

@@ -134,6 +134,42 @@ class Idle(TransportAround):
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
 
 
+class Stingy(Idle):
+    """Takes all reports, and has given everything to others."""
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        async def nothing(sender: PeerId, request: Message) -> Message:
+            return Message({"granted": 0, "exhausted": True, "over": False})
+
+        self._inner.serve(method, nothing if method == PROGRESS else handler, max_body_bytes=max_body_bytes)
+
+
+@pytest.mark.parametrize("kind", [Idle, Stingy])
+def test_the_first_stage_goes_on_when_its_leader_gives_nobody_work(tmp_path: Path, kind: type[Idle]) -> None:
+    """Who was given none had nothing to bring, and so nobody waited for a round: the run stood still for good."""
+    manifest = manifest_of(
+        optimizer={"total_steps": IDLE_STEPS},
+        deadlines=IDLE_DEADLINES,
+        limits={"founders_per_stage": 2},
+        batch={"target_tokens": 256},
+    )
+    led: set[PeerId] = set()
+
+    async def main() -> None:
+        async with swarm_in_process(
+            manifest,
+            tmp_path,
+            peers=(4, 2),
+            wrap=lambda stage, index, inner: kind(inner) if (stage, index) == (0, IDLE) else inner,
+        ) as swarm:
+            swarm.on_applied.append(lambda steps, applied: led.add(applied.result.leader))
+            await swarm.until_version(IDLE_STEPS, timeout_s=40.0)
+            assert swarm.of_stage(0)[IDLE].peer_id not in led
+            await swarm.finished()
+
+    asyncio.run(main())
+
+
 def test_a_stage_goes_on_when_its_leader_lives_and_begins_no_round(tmp_path: Path) -> None:
     manifest = manifest_of(
         optimizer={"total_steps": IDLE_STEPS},
