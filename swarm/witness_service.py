@@ -17,7 +17,7 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Result, Roster
-from swarm.core.round.facts import RoundFacts
+from swarm.core.round.facts import RoundFacts, WorkLimits
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import MOST_VIEWS, Promise, Proof, Reconfiguration, Vote
@@ -30,24 +30,24 @@ from swarm.network.transport import Message, Transport
 WITNESS = "witness"
 """{run_id, stage, step, num_parts, basis, view, proof | proposal, words} -> {vote, there} or {promise, roster, result}.
 
-None: no vote; `there`: contributions of members whom the proposed roster puts off, had of themselves."""
+None: no vote; `there`: contributions of members, had of themselves, without which a roster is proposed."""
 VOTES = "votes"
 """{name} -> {votes}: whether this process votes in the round that starts from the version of the name."""
-PUT_OFF = "put_off"
-"""{stage, step, proposal} -> {status, made}, of a member that the proposed roster puts off: what it contributes to the
-round, None while it has not made that."""
+LEFT_WITHOUT = "left_without"
+"""{stage, step, proposal} -> {brings_nothing, made}, of a member without whose contribution a roster is proposed: what
+it contributes to the round, None while it has not made that."""
 MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
 KEPT_NAMES = 1024
-VOTES_S = 5.0
+MOST_REMEMBERED = 4096
 MOST_ASKED = 8
 """Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
-or what they contribute, of those whom a roster puts off."""
-THERE_S = 2.0
-"""How long the latter are waited for."""
+or what they contribute, of those without whom a roster is proposed."""
 LONGEST_HOLD_S = 120.0
-"""So long no vote is given for a roster that puts off members who answer and have not made what they contribute."""
+"""So long no vote is given for a roster without a member that answers, for all that it says."""
+DISTRUSTED_STEPS, DISTRUSTED_SHARE = 8, 8
+"""Whoever let that run out is waited for for an eighth of it in so many steps."""
 PAPERS_S = 2.0
 """How long a contribution's papers are waited for: a few kB, of who has just committed to it."""
 
@@ -92,13 +92,17 @@ class VoteLog:
             self._begun[name.hex()] = max(view, self._begun.get(name.hex(), view))
 
 
+def _any_work(step: Step) -> WorkLimits:
+    return WorkLimits()
+
+
 def _line(name: str, view: int) -> str:
     return name if view == NOT_RECONFIGURED else f"{name} {view}"
 
 
 @dataclass(frozen=True)
 class AreThere:
-    """Instead of a vote: what members have contributed whom the roster puts off."""
+    """Instead of a vote: what members have contributed that are missing on the roster."""
 
     made: tuple[Contribution, ...]
 
@@ -118,14 +122,22 @@ class WitnessService:
         may_lead: Callable[[PeerId, StageIndex, Step, bytes], bool],
         *,
         papers: DrawnPapers,
+        limits: Callable[[Step], WorkLimits] = _any_work,
+        call_s: float = 10.0,
         amendments: int = 0,
     ) -> None:
         """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation;
         `may_lead`: whether it may lead the stage's round of the step that starts from the version of the name. All as
-        far as is known here. `papers`: what is looked at of contributions before a vote. `amendments`: of the run, in
-        force."""
+        far as is known here. `papers`: what is looked at of contributions before a vote; `limits`: what one may list.
+        `call_s`: who asks this peer waits so long. `amendments`: of the run, in force."""
         self._amendments = amendments
         self._papers = papers
+        self._limits = limits
+        self._answer_s = call_s / 4
+        self._asked_at: dict[tuple[PeerId, bytes], float] = {}
+        """When a member was first asked in a round what it contributes."""
+        self._let_run_out: dict[PeerId, int] = {}
+        """Members that were waited for in vain then, and the last step."""
         self._run_id = run_id
         self._identity = identity
         self._host = host
@@ -154,15 +166,17 @@ class WitnessService:
         fields = Fields("witness request", request.meta)
         if fields.text("run_id") != self._run_id:
             raise RemoteError("protocol", "another run", sender)
+        step = Step(fields.integer("step"))
         facts = RoundFacts.of_basis(
             RoundBasis.from_value(fields.message("basis")),
             run_id=self._run_id,
             stage=StageIndex(fields.integer("stage", high=1 << 16)),
-            step=Step(fields.integer("step")),
+            step=step,
             host=self._host,
             run_key=self._run_key,
             num_parts=fields.integer("num_parts", high=1 << 16),
             phase_s=1.0,
+            limits=self._limits(step),
             amendments=self._amendments,
         )
         facts.check_member(sender)
@@ -198,7 +212,7 @@ class WitnessService:
         if proposal.view >= witness.voter.highest_view:
             num_members = len(facts.members)
             await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
-            there = await self._are_there(facts, proposal, witness)
+            there = await self._are_there(facts, proposal, witness.voter)
             if there:
                 return Message({"vote": None, "there": [made.packed for made in there]})
         gone = await self._gone(facts, proposal, words)
@@ -226,42 +240,64 @@ class WitnessService:
         assert self._transport is not None
         asked = Message({"name": facts.previous_name})
         try:
-            reply = await self._transport.call(peer, VOTES, asked, timeout_s=VOTES_S, max_body_bytes=0)
+            reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._answer_s, max_body_bytes=0)
             return Fields("votes", reply.meta).boolean("votes")
         except UnreachableError:
             return False
         except (TransientError, RemoteError):
             return True
 
-    async def _are_there(self, facts: RoundFacts, proposal: Proposal, witness: Witness) -> list[Contribution]:
-        """What members contribute whom a new roster puts off, as if they had not.
+    async def _are_there(self, facts: RoundFacts, proposal: Proposal, voter: RoundVoter) -> list[Contribution]:
+        """What members contribute without whom a new roster is proposed, as if they had not committed.
 
-        A leader's word is all that others have of who is silent, and where members are few, it needs none of theirs.
+        A leader's word is all that others have of who is silent. Members need none of it, for none votes for a roster
+        without itself; but where they are few the others' votes make a quorum without them. So nobody is asked where
+        those who are missing weigh no more than a leader may leave out by its word alone.
+
         Raises TransientError while one that is there has yet to make its contribution, but not for ever.
         """
-        put_off = sorted(filter(self._may_join, proposal.put_off & {*facts.members}))[:MOST_ASKED]
-        said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in put_off))
+        missing = proposal.left_without & {*facts.members}
+        if not facts.election.is_more_than_liars(missing, facts.members):
+            return []
+        voter.check(proposal)
+        asked = [peer for peer in sorted(filter(self._may_join, missing)) if self._holds_for(peer, facts)][:MOST_ASKED]
+        said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in asked))
         found = [made for made in said if isinstance(made, Contribution)]
         if not found and True in said:
-            witness.held_since = witness.held_since or time.monotonic()
-            if time.monotonic() < witness.held_since + LONGEST_HOLD_S:
-                raise TransientError(f"a member that view {proposal.view} puts off is there")
+            raise TransientError(f"a member without which view {proposal.view} goes on is there")
         return found
 
+    def _holds_for(self, peer: PeerId, facts: RoundFacts) -> bool:
+        """Whether a vote is held back for the member's sake: it has its time in each round, counted from when it was
+        first asked."""
+        name, now = facts.previous_name, time.monotonic()
+        since_step = int(facts.step) - self._let_run_out.get(peer, -DISTRUSTED_STEPS - 1)
+        hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if 0 < since_step <= DISTRUSTED_STEPS else 1)
+        if now < self._asked_at.setdefault((peer, name), now) + hold_s:
+            return True
+        self._let_run_out[peer] = int(facts.step)
+        while len(self._let_run_out) > MOST_REMEMBERED:
+            del self._let_run_out[next(iter(self._let_run_out))]
+        return False
+
     async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
-        """Whether a member of the round answers to the roster that puts it off, or with what."""
+        """What a member answers with to a roster without it; or whether it is there and waited for all the same."""
         assert self._transport is not None
         told = Message({"stage": facts.stage, "step": facts.step, "proposal": proposal.packed})
         try:
-            reply = await self._transport.call(peer, PUT_OFF, told, timeout_s=THERE_S, max_body_bytes=0)
+            reply = await self._transport.call(peer, LEFT_WITHOUT, told, timeout_s=self._answer_s, max_body_bytes=0)
             fields = Fields("answer to a roster", reply.meta)
-            status, made = fields.text("status"), fields.maybe("made", Contribution.from_value)
+            brings_nothing, made = fields.boolean("brings_nothing"), fields.maybe("made", Contribution.from_value)
             fields.done()
             if made is not None:
                 facts.check_contribution(made, verify)
-        except (TransientError, RemoteError):
+        except (UnreachableError, RemoteError):  # or it has left the stage
             return False
-        return made if made is not None and made.peer_id == peer else status == "there"
+        except TransientError:
+            return True
+        if made is None or made.peer_id != peer:
+            return not brings_nothing
+        return made if made.work or peer in proposal.put_off else False
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters:
@@ -310,6 +346,8 @@ class WitnessService:
 
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
+        names = {name for _, _, name in self._rounds}
+        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[1] in names}
         ended = [key for key in self._rounds if key not in self._opened_by]
         for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
             del self._rounds[key]

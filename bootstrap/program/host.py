@@ -51,7 +51,7 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.plan import longest_round_s
 from swarm.core.round.contribution import Result
-from swarm.core.state.stage_chain import Genesis
+from swarm.core.state.stage_chain import Genesis, work_limits
 from swarm.core.transfers import MOST_TIMES
 from swarm.data.piece_store import WholeFile
 from swarm.drawn_papers import DrawnPapers
@@ -218,6 +218,8 @@ class Host:
                 ),
                 random.SystemRandom(),
             ),
+            limits=partial(work_limits, run.settings),
+            call_s=run.settings.deadlines.call_s,
             amendments=len(run.signed.amendments),
         )
         lease_s, most = run.settings.deadlines.lease_s, run.settings.limits.max_peers_per_stage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, Protocol, TypeVar
 
-from swarm.core.errors import LocalError, MemoryFullError, TransientError
+from swarm.core.errors import MemoryFullError, TransientError
 from swarm.memory.out_of_memory import is_of_device, is_out_of_memory
 
 Result = TypeVar("Result")
@@ -125,18 +125,16 @@ class WorkThread:
             self._wake.notify()
         return await future
 
-    async def owed(self, job: Callable[[], Result], *, within_s: float) -> Result:
-        """A job of the round that must be done sooner or later: while memory is full it is tried again for so long.
-
-        Raises LocalError after that; else as `run`.
-        """
+    async def owed(self, job: Callable[[], Result], *, within_s: float, still: Callable[[], bool]) -> Result:
+        """A job of the round that must be done sooner or later: while memory is full it is tried again for so long,
+        where it is `still` wanted. Raises as `run`."""
         give_up_at = time.monotonic() + within_s
         while True:
             try:
                 return await self.run(Urgency.ROUND, job)
-            except MemoryFullError as error:
-                if time.monotonic() > give_up_at:
-                    raise LocalError(f"{error}, for {within_s:.0f} s") from error
+            except MemoryFullError:
+                if time.monotonic() > give_up_at or not still():
+                    raise
 
     def close(self, *, timeout_s: float) -> None:
         """Finish the running job, drop the others."""

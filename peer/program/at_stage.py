@@ -58,6 +58,7 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.plan import longest_round_s
 from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import work_limits
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RUN
 from swarm.identity.key import Identity
@@ -246,6 +247,8 @@ class PeerAtStage:
             own.verdicts.may_train,
             lambda peer, stage, *_: peer in neighbours.of_stage(stage),
             papers=self._drawn,
+            limits=partial(work_limits, settings),
+            call_s=settings.deadlines.call_s,
             amendments=chain.amendments,
         )
         self._draining = asyncio.Event()

@@ -51,7 +51,7 @@ from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
 from swarm.identity.key import verify
 from swarm.network.transport import MAX_META_BYTES, Message
-from swarm.witness_service import PUT_OFF, AreThere, VoteLog, ask_witness, check_joins
+from swarm.witness_service import LEFT_WITHOUT, AreThere, VoteLog, ask_witness, check_joins
 from verification.kinds.equivocation import CastVote, Equivocation, Statement
 from verification.round.papers import Papers
 
@@ -96,7 +96,7 @@ class RoundDriver:
     def serve(self) -> None:
         """Begin to answer."""
         self._context.transport.serve(ROUND, self._on_round, max_body_bytes=self._parts.max_message_bytes)
-        self._context.transport.serve(PUT_OFF, self._on_put_off, max_body_bytes=0)
+        self._context.transport.serve(LEFT_WITHOUT, self._on_left_without, max_body_bytes=0)
         self._parts.serve()
 
     async def _on_round(self, sender: PeerId, request: Message) -> Message:
@@ -109,20 +109,22 @@ class RoundDriver:
             self._context.events.publish(OffChain(error.maker, error.step))
             raise
 
-    async def _on_put_off(self, sender: PeerId, request: Message) -> Message:
+    async def _on_left_without(self, sender: PeerId, request: Message) -> Message:
+        """A voter asks what this peer contributes, of which it has seen nothing on a roster."""
         fields = Fields("roster without this peer", request.meta)
         self._steps.check_stage(sender, fields.integer("stage"))
-        step, proposal = Step(fields.integer("step")), Proposal.from_value(fields.message("proposal"))
-        fields.done()
-        if int(step) < self._steps.chain.version:
-            return Message({"status": "over", "made": None})
-        state = await self._steps.step_state(step, with_round=True)
-        machine = state.round
-        assert machine is not None
+        step = Step(fields.integer("step"))
+        state = self._steps.open_step(step)
+        machine = state.round if state is not None else None
+        if state is None or machine is None:  # behind, or past it
+            return Message({"brings_nothing": int(step) < self._steps.chain.version, "made": None})
         if sender not in machine.facts.voters:
             raise RemoteError("standing", f"{sender} has no vote on step {step}", sender)
-        self.carry_out(state, machine.on_put_off(proposal, now=time.monotonic()))
-        return Message({"status": "there", "made": packed_or_none(machine.contribution)})
+        proposal = Proposal.from_value(fields.message("proposal"))
+        fields.done()
+        self.carry_out(state, machine.on_left_without(proposal, now=time.monotonic()))
+        made = packed_or_none(machine.contribution)
+        return Message({"brings_nothing": machine.brings_nothing, "made": made})
 
     async def _take(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("round message", request.meta)
@@ -423,19 +425,13 @@ class RoundDriver:
                     out = machine.on_vote(peer, asked.view, asked.phase, asked.value, answer, now=now)
                     self.carry_out(state, out)
                 elif isinstance(answer, AreThere):
-                    self._are_there(state, machine, answer)
+                    there = [one for one in answer.made if self._steps.may_join(one.peer_id)]
+                    self.carry_out(state, machine.on_there(there, now=now))
                 elif isinstance(answer, tuple):
                     self.carry_out(state, machine.on_promise(peer, *answer, now=now))
                 return
         finally:
             state.asking.discard(key)
-
-    def _are_there(self, state: StepState, machine: AveragingRound, shown: AreThere) -> None:
-        made = [one for one in shown.made if self._steps.may_join(one.peer_id)]
-        try:
-            self.carry_out(state, machine.on_there(made, now=time.monotonic()))
-        except EquivocationError as error:
-            self._suspect(error.one, error.other)
 
     def listed(
         self, state: StepState, accumulation: Accumulation

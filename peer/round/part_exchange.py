@@ -543,7 +543,9 @@ class PartExchange:
         out: list[Instruction] = []
         places = range(len(wanted))
         made = await context.exact.owed(
-            lambda: self._replica.threads.map(reduce_one, places), within_s=context.settings.deadlines.step_s
+            lambda: self._replica.threads.map(reduce_one, places),
+            within_s=context.settings.deadlines.step_s,
+            still=lambda: self._steps.is_open(state),
         )
         self._check_open(state)
         for reduced, reduction, encoded in made:

@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
+from peer.pipeline.compute import WorkThread
 from peer.pipeline.turns import Turns
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
@@ -11,6 +14,7 @@ from peer.round.step_state import StepState
 from peer.stage.events import Applied, VersionTurned
 from peer.state.replica import NewVersion
 from swarm.checkpoint.state import StageState
+from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import Version
 from swarm.core.pipeline.deadlines import AdaptiveDeadline
 from swarm.core.round.contribution import Result
@@ -18,6 +22,8 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.core.transfers import work_s
 from verification.round.papers import Bytes
+
+Made = TypeVar("Made")
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +73,7 @@ class StepTaking:
         bodies = state.parts.of_result(result)
         closed = state.accumulation  # else the compute thread is waited for, which may be at a microbatch
         if closed is None:
-            closed = await context.compute.owed(
-                lambda: steps.replica.close(state.step), within_s=context.settings.deadlines.step_s
-            )
+            closed = await self._owed(state, context.compute, lambda: steps.replica.close(state.step))
         next_chain = chain.advance(result, context.settings)
         new = await self._made(state, result, bodies, next_chain.name)
         steps.turn(new, next_chain)
@@ -138,7 +142,16 @@ class StepTaking:
             context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)
             return replica.next_version(replica.certified_gradient(result.parts, bodies), name)
 
-        return await context.exact.owed(make, within_s=context.settings.deadlines.step_s)
+        return await self._owed(state, context.exact, make)
+
+    async def _owed(self, state: StepState, thread: WorkThread, job: Callable[[], Made]) -> Made:
+        """Without it this peer has no next version: without memory for a step's time it ends."""
+        try:
+            return await thread.owed(
+                job, within_s=self._context.settings.deadlines.step_s, still=lambda: self._steps.is_open(state)
+            )
+        except MemoryFullError as error:
+            raise LocalError(f"no memory for step {state.step}: {error}") from error
 
     async def begin_again(self, state: StageState, chain: StageChain) -> None:
         """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""

@@ -306,10 +306,7 @@ class SimulatedRound:
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
         self._check_shown(self._host, proposal)
-        put_off = [self._members[peer] for peer in proposal.put_off if peer in self._members]
-        for member in put_off:
-            self._do(member, member.machine.on_put_off(proposal, now=self._now))
-        there = [made for member in put_off if (made := self._shown_by(member)) is not None]
+        there = self._left_without(proposal)
         if there and leader.peer.adversary.hears_nobody(self._facts.step):
             return []
         if there:
@@ -321,15 +318,25 @@ class SimulatedRound:
         asked = (proposal.view, proposal.phase, proposal.value)
         return leader.machine.on_vote(self._host, *asked, vote, now=self._now)
 
-    def _shown_by(self, member: Member) -> Contribution | None:
-        """What a member contributes, if it is what a contribution must be."""
-        made = member.machine.contribution
+    def _left_without(self, proposal: Proposal) -> list[Contribution]:
+        """What members contribute without whom the roster is proposed, as voters outside find it."""
+        missing = proposal.left_without
+        if not self._facts.election.is_more_than_liars(missing, self._facts.members):
+            return []
+        found = []
+        for member in [self._members[peer] for peer in missing if peer in self._members]:
+            self._do(member, member.machine.on_left_without(proposal, now=self._now))
+            made = member.machine.contribution
+            if made is not None and (made.work or member.peer.peer_id in proposal.put_off) and self._is_valid(made):
+                found.append(made)
+        return found
+
+    def _is_valid(self, made: Contribution) -> bool:
         try:
-            if made is not None:
-                self._facts.check_contribution(made, self._verify)
+            self._facts.check_contribution(made, self._verify)
         except RemoteError:
-            return None
-        return made
+            return False
+        return True
 
     def _words(self, leader: Member, proposal: Proposal) -> Words | None:
         result, replica = proposal.result, leader.peer.replica

@@ -24,7 +24,7 @@ from swarm.core.round.voting import Certificate, Promise, Proof, Vote
 from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
-from swarm.witness_service import MAX_ROUNDS_OF_ONE, PUT_OFF, AreThere, VoteLog, WitnessService, ask_witness
+from swarm.witness_service import LEFT_WITHOUT, MAX_ROUNDS_OF_ONE, AreThere, VoteLog, WitnessService, ask_witness
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, chance_of, link_of, said_by
 from tests.swarm_in_process import identity_of
 
@@ -162,7 +162,7 @@ class PuttingOff(World):
             assert shown == self._asked.proposal
             return Message(said)
 
-        self.lines[peer].serve(PUT_OFF, on_put_off, max_body_bytes=0)
+        self.lines[peer].serve(LEFT_WITHOUT, on_put_off, max_body_bytes=0)
 
     async def ask(self) -> Vote | AreThere | None:
         line = self.lines[self.leader]
@@ -177,8 +177,8 @@ def test_whom_a_roster_puts_off_and_who_answers_with_its_contribution_is_named_a
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
         first, second = world.put_off
-        world.answers(first, {"status": "there", "made": world.contribution(first).packed})
-        world.answers(second, {"status": "there", "made": None})
+        world.answers(first, {"brings_nothing": False, "made": world.contribution(first).packed})
+        world.answers(second, {"brings_nothing": False, "made": None})
         assert await world.ask() == AreThere((world.contribution(first),))
 
     asyncio.run(scenario())
@@ -189,11 +189,28 @@ def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
 ) -> None:
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
-        world.answers(world.put_off[0], {"status": "there", "made": None})
-        with pytest.raises(TransientError, match="is there"):
-            await world.ask()
+        world.answers(world.put_off[0], {"brings_nothing": False, "made": None})
+        for _ in range(2):  # one that answers "not now", as who knows nothing of the step yet, is there too
+            with pytest.raises(TransientError, match="is there"):
+                await world.ask()
+            await world.lines[world.put_off[0]].close()
         monkeypatch.setattr(swarm.witness_service, "LONGEST_HOLD_S", 0.0)
         assert isinstance(await world.ask(), Vote)
+
+
+def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path)
+        first, second = world.put_off
+        await world.lines[second].close()
+        world.answers(first, {"brings_nothing": False, "made": world.contribution(first).packed})
+        for _ in range(2):
+            assert await world.ask() == AreThere((world.contribution(first),))
+        monkeypatch.setattr(swarm.witness_service, "LONGEST_HOLD_S", 0.0)
+        assert isinstance(await world.ask(), Vote)
+        assert world.service._let_run_out == dict.fromkeys(world.put_off, 7)
 
     asyncio.run(scenario())
 
@@ -204,12 +221,15 @@ def test_who_does_not_answer_or_with_nothing_of_its_own_is_put_off(tmp_path: Pat
         world = PuttingOff(tmp_path)
         first, second = world.put_off
         said: dict[str, dict[str, Value]] = {
-            "another's word": {"status": "there", "made": world.contribution(first, of=second).packed},
-            "nonsense": {"status": "there", "made": b"x"},
-            "over": {"status": "over", "made": None},
+            "another's word": {"brings_nothing": False, "made": world.contribution(first, of=second).packed},
+            "nonsense": {"brings_nothing": False, "made": b"x"},
+            "over": {"brings_nothing": True, "made": None},
         }
+        await world.lines[second].close()
         if says != "nothing":
             world.answers(first, said[says])
+        else:
+            await world.lines[first].close()
         assert isinstance(await world.ask(), Vote)
 
     asyncio.run(scenario())

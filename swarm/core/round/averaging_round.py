@@ -112,6 +112,7 @@ class AveragingRound:
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
     _there: dict[PeerId, Contribution] = field(default_factory=dict)  # of members that others have heard, as leader
+    _said_here_in: int = -1  # the last view to whose leader it has said that it is there, asked to vote without itself
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
@@ -208,14 +209,15 @@ class AveragingRound:
         self._lead.absent = frozenset(unheard).intersection(self.facts.late)
         return self._begin(view, reason, now)
 
-    def _begin(self, view: int, reason: str, now: float) -> Instructions:
+    def _begin(self, view: int, reason: str, now: float, *, silent: Collection[PeerId] = ()) -> Instructions:
+        """`silent`: who was waited for in vain in an earlier view of this turn, and is not once more."""
         self._enter(view)
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
         here = {peer: said for peer, said in self._ahead.items() if said[0] == view}
         self._ahead = {peer: said for peer, said in self._ahead.items() if said[0] > view}
         promises = [promise for _, _, promise in here.values() if promise is not None]
-        out = self._lead.begin(view, reason, promises, now) + self._commit(now)
+        out = self._lead.begin(view, reason, promises, now, silent=silent) + self._commit(now)
         for peer, (_, made, promise) in here.items():
             out += self._committed(peer, made, promise, now)
         for peer, made in self._there.items():
@@ -275,8 +277,9 @@ class AveragingRound:
             return []
         for peer in {*peers} - {self.me}:
             self._turned[peer] = max(view, self._turned.get(peer, view))
-        views = sorted({view for view in self._turned.values() if view > self._promised}, reverse=True)
-        highest = next((view for view in views if self._has_company(view) and self._is_reached(view)), None)
+        ahead = {view for view in self._turned.values() if view > self._promised}
+        views = sorted((view for view in ahead if self.facts.is_near(view, self._promised)), reverse=True)
+        highest = next((view for view in views if self._has_company(view)), None)
         return self._turn_to(highest, now) if highest is not None else []
 
     def _has_company(self, view: int) -> bool:
@@ -284,12 +287,6 @@ class AveragingRound:
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
         there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
         return self.facts.election.is_more_than_liars(turned, there)
-
-    def _is_reached(self, view: int) -> bool:
-        """Whether members can have come so far without this peer, or a quorum of them says that they have."""
-        facts, there = self.facts, self.facts.members_in(view, self._voter.changed, gone=self._gone)
-        turned = {peer for peer, to in self._turned.items() if to >= view}
-        return facts.is_near(view, self._promised) or facts.election.is_quorum(turned, there)
 
     def _turn_to(self, view: int, now: float) -> Instructions:
         if self.facts.leader_of(view) == self.me:
@@ -371,7 +368,7 @@ class AveragingRound:
         proposal = lead.ballots.proposal
         if proposal is not None:
             if lead.needs(sender):
-                return self._begin(self._own_view_after(self.view), f"{sender} has come", now)
+                return self._begin_again(f"{sender} has come", now)
             return [SendBallot((sender,), proposal)]  # what comes next names what is in it
         if lead.has_roster:
             return self._news_for(sender, lead.view)
@@ -466,7 +463,7 @@ class AveragingRound:
         if not self._lead.is_on:
             return []
         if self.asks_votes_for(peer) is not None:
-            return self._begin(self._own_view_after(self.view), f"{peer} shows no papers", now)
+            return self._begin_again(f"{peer} shows no papers", now)
         if self._lead.committed.get(peer) is not None and not self._lead.has_roster:
             self._lead.committed[peer] = None
         return self._lead.propose(now)
@@ -532,43 +529,71 @@ class AveragingRound:
         Nobody votes for that, so that no leader gets a quorum for a roster without those whose votes it needs; what an
         earlier view has certified is another thing: it may be the outcome already.
         """
-        roster, made = proposal.new_roster, self.contribution
-        brings = made is not None and bool(made.work)
-        return self.me in proposal.put_off or (
-            roster is not None and brings and roster.contribution_of(self.me) is None
-        )
+        brings = not self._contributed or (self.contribution is not None and bool(self.contribution.work))
+        return self.me in proposal.put_off or (brings and self.me in proposal.left_without)
 
-    def on_put_off(self, proposal: Proposal, *, now: float) -> Instructions:
-        """A voter outside the stage shows a roster that its leader has signed, and may not have shown here. Raises
-        RemoteError if it is none."""
-        self._voter.check(proposal)
+    def on_left_without(self, proposal: Proposal, *, now: float) -> Instructions:
+        """A voter outside the stage shows a roster without this peer's contribution, which its leader has signed and
+        may not have shown here. Raises RemoteError if it is none."""
         if self.result is not None or proposal.view < self._promised or not self._is_without_me(proposal):
             return []
+        self._voter.check(proposal)
+        out = self._see(proposal.roster.committed if proposal.roster is not None else ())
         self._enter(proposal.view)
-        return self._say_here(now)
+        return out + self._say_here(now)
+
+    @property
+    def brings_nothing(self) -> bool:
+        """Whether it has committed, and not to work."""
+        made = self.contribution
+        return self._contributed and (made is None or not made.work)
 
     def on_there(self, shown: Iterable[Contribution], *, now: float) -> Instructions:
-        """A voter outside the stage does not vote for a roster that puts members off: it has had these of themselves.
+        """A voter outside the stage does not vote for a roster without these: it has had them of their makers.
 
-        They count as committed to what this peer leads from now on. Raises RemoteError for what is none of a member's.
+        They count as committed to what this peer leads from now on. What is none of a member's is passed over.
         """
-        found = {made.peer_id: made for made in shown}
-        for peer, made in found.items():
-            self.facts.check_member(peer)
-            self._check_own(peer, made)
-            if self._seen.setdefault(peer, made) != made:
-                raise EquivocationError(self._seen[peer], made)
+        out: Instructions = []
+        found: dict[PeerId, Contribution] = {}
+        for made in shown:
+            try:
+                self.facts.check_member(made.peer_id)
+                self._check_own(made.peer_id, made)
+            except RemoteError:
+                continue
+            out += self._see((made,))
+            if self._seen[made.peer_id] == made:
+                found[made.peer_id] = made
         self._there |= found
-        if self.result is not None or not self._lead.puts_off(found):
-            return []
-        return self._begin(self._own_view_after(self.view), "members are there that had not been heard", now)
+        if self.result is not None or not self._lead.is_on:
+            return out
+        if self._lead.is_without(found.values(), self._unproved):
+            return out + self._begin_again("members are there that had not been heard", now)
+        if self._lead.ballots.proposal is None and not self._lead.has_roster:
+            for peer in found.keys() - self._lead.committed.keys():
+                out += self._committed(peer, found[peer], None, now)
+        return out
+
+    def _begin_again(self, why: str, now: float) -> Instructions:
+        """In a later view of this peer's own, while others follow it there; else the next leader's turn comes."""
+        view = self._own_view_after(self.view)
+        if view > max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders):
+            return self._next_view(now)
+        silent = {*self._lead.late} - self._lead.committed.keys()
+        return self._begin(view, why, now, silent=silent)
 
     def _say_here(self, now: float) -> Instructions:
-        """Commit, once more if it was done: it may not have come. That buys the leader no time."""
+        """Commit, once more in each view if it was done: it may not have come. That buys the leader no time."""
+        if self._said_here_in == self.view:
+            return []
+        self._said_here_in = self.view
         waited_for = self._patience.due
         self._commit_owed = True
         out = self._commit(now)
-        self._patience.due = waited_for
+        if waited_for is not None:
+            self._patience.due = waited_for
+        elif self._patience.due is None:
+            self._wait_for_leader(now)
         return out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
@@ -860,7 +885,7 @@ class AveragingRound:
             return out + self._reduction.fetch_missing(self.result, now=now)
         is_on = self._lead.is_on
         if is_on and self._lead.puts_off(self._lead.committed):
-            return out + self._begin(self._own_view_after(self.view), "members came late, and votes are too few", now)
+            return out + self._begin_again("members came late, and votes are too few", now)
         if is_on:
             out += self._lead.is_due(now)
             # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.

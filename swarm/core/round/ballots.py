@@ -66,6 +66,15 @@ class Proposal(PackedOnce):
         return left_by(self.new_roster) if self.new_roster is not None else set()
 
     @property
+    def left_without(self) -> set[PeerId]:
+        """Members but its leader of whom a new roster has no contribution: it puts them off, or says that they bring
+        nothing."""
+        roster = self.new_roster
+        if roster is None:
+            return set()
+        return {*roster.members} - {made.peer_id for made in roster.contributions} - {roster.leader}
+
+    @property
     def is_new_result(self) -> bool:
         """Whether nobody has voted for the result yet: it is not one that an earlier view's quorum has."""
         certificate = self.proof.certificate
@@ -100,8 +109,8 @@ class Proposal(PackedOnce):
             roster = self.roster
             if roster is None:
                 follows = False
-            elif bound is None:  # nobody waited for parts of what was never certified
-                follows = not roster.left_out
+            elif bound is None:  # nobody waited for parts of what was never certified; and what shows none is new
+                follows = not roster.left_out and certificate is None
             else:
                 follows = bound.phase == "roster" and roster.comes_of(bound.value)
             if held != (self.phase, self.value) and not follows:

@@ -5,6 +5,7 @@ Every check raises RemoteError naming who is to blame and changes nothing.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swarm.core.audit.chance import HostWord, Link
 from swarm.core.audit.ticket import Verify
@@ -16,11 +17,23 @@ from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
 
-MOST_VIEWS_AHEAD = 64
-"""Beside those of a leader's own turns."""
+MOST_DELAY = 1
+"""Versions that a microbatch may be behind in any run (`averaging.delay`)."""
+MOST_VIEWS_AHEAD = 1 << 16
+"""So far others' word brings a member at once: none that is cut off by itself comes as far, and a liar in a stage of
+two would need `MOST_VIEWS` over that of words to use all views up."""
 MOST_OWN_TURNS = 3
 """So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers, or
 has who came late."""
+
+
+class WorkLimits(NamedTuple):
+    """What one contribution to a round may list, as the fields of `RoundFacts`."""
+
+    max_tokens: int = 1 << 32
+    max_work: int = MAX_WORK
+    work_multiple: int = 1
+    delay: int = MOST_DELAY
 
 
 class EquivocationError(RemoteError):
@@ -30,10 +43,6 @@ class EquivocationError(RemoteError):
         super().__init__("equivocation", f"two contributions of {one.peer_id} in step {one.step}", one.peer_id)
         self.one = one
         self.other = other
-
-
-MOST_DELAY = 1
-"""Versions that a microbatch may be behind in any run (`averaging.delay`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +97,7 @@ class RoundFacts:
         run_key: PeerId,
         num_parts: int,
         phase_s: float,
-        max_tokens: int = 1 << 32,
-        max_work: int = MAX_WORK,
-        work_multiple: int = 1,
-        delay: int = MOST_DELAY,
+        limits: WorkLimits | None = None,
         amendments: int = 0,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
@@ -108,10 +114,7 @@ class RoundFacts:
             said=basis.said,
             num_parts=num_parts,
             phase_s=phase_s,
-            max_tokens=max_tokens,
-            max_work=max_work,
-            work_multiple=work_multiple,
-            delay=delay,
+            **(limits or WorkLimits())._asdict(),
             amendments=amendments,
             late=basis.late,
         )
@@ -142,9 +145,8 @@ class RoundFacts:
         self.check_member(leader)
 
     def is_near(self, view: int, since: int) -> bool:
-        """Whether a view is no further ahead than members are who cannot hear each other: so far, and no further, those
-        bring others to it by their word who are more than liars may be, and no quorum."""
-        return view - max(since, self.first_view) <= MOST_VIEWS_AHEAD + MOST_OWN_TURNS * len(self.leaders)
+        """Whether a view is no further ahead than members ever are of each other."""
+        return view <= max(since, self.first_view) + MOST_VIEWS_AHEAD
 
     def members_in(self, view: int, changed: Reconfiguration | None, *, gone: Collection[PeerId] = ()) -> set[PeerId]:
         """The members that vote in a view, but for those that are `gone`."""
@@ -163,11 +165,6 @@ class RoundFacts:
         self.check_promises(view, shown, verify, changed)
         promised = [promise.voter for promise in shown.promises]
         return self.election.is_more_than_liars(promised, self.members_in(view, changed, gone=gone))
-
-    def has_quorum(self, shown: Proof, view: int, changed: Reconfiguration | None) -> bool:
-        """Whether the members whose promises are shown, and were checked, are a quorum of those that vote in it."""
-        promised = [promise.voter for promise in shown.promises]
-        return self.election.is_quorum(promised, self.members_in(view, changed))
 
     def check_member(self, peer: PeerId) -> None:
         if peer not in self.members:

@@ -55,6 +55,8 @@ class RoundLead:
     neighbours: tuple[PeerId, ...] = ()
     absent: frozenset[PeerId] = frozenset()
     """Late members that have not said yet that they are at this step."""
+    silent: frozenset[PeerId] = frozenset()
+    """Members that were waited for in an earlier view of this turn."""
     leave_out: dict[PeerId, tuple[Lack, ...]] = field(default_factory=dict)
     """Whose contributions the next roster is to do without, by whose words."""
     num_waits: int = 0
@@ -78,9 +80,13 @@ class RoundLead:
 
     # -- commitments --------------------------------------------------------------------------------------
 
-    def begin(self, view: int, reason: str, promises: Iterable[Promise], now: float) -> Instructions:
-        """Ask everyone for commitments to `view`, which this peer has entered; of some it has `promises`."""
+    def begin(
+        self, view: int, reason: str, promises: Iterable[Promise], now: float, *, silent: Collection[PeerId] = ()
+    ) -> Instructions:
+        """Ask everyone for commitments to `view`, which this peer has entered; of some it has `promises`, and for the
+        `silent` it waits no more."""
         self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
+        self.silent = frozenset(silent)
         self._asked_again = self._shows_enough = False
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
@@ -151,6 +157,8 @@ class RoundLead:
         if not self.is_on or self.me not in self.committed or self.ballots.proposal is not None:
             return []
         missing = self._missing()
+        if not late and self.silent.issuperset(missing):
+            late = True
         if missing and not late:
             if set(missing) <= {*self.facts.late} and self.patience.due is not None:
                 share = ABSENT_SHARE if self.absent.issuperset(missing) else 1.0
@@ -234,6 +242,13 @@ class RoundLead:
     def puts_off(self, peers: Collection[PeerId]) -> bool:
         """Whether the roster that is proposed puts off one of these."""
         return not self._put_off.isdisjoint(peers)
+
+    def is_without(self, shown: Iterable[Contribution], unproved: Collection[PeerId]) -> bool:
+        """Whether the roster that is proposed puts off one who has these, or does without its work, if its papers were
+        shown."""
+        asked = self.ballots.proposal
+        without = asked.left_without - {*unproved} if asked is not None else set()
+        return any(one.peer_id in self._put_off or (one.work and one.peer_id in without) for one in shown)
 
     def needs(self, peer: PeerId) -> bool:
         """Whether the roster that is proposed puts off a member without whose vote it cannot be certified."""

@@ -20,7 +20,7 @@ from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
-from swarm.core.round.facts import RoundFacts
+from swarm.core.round.facts import RoundFacts, WorkLimits
 from swarm.core.seats import seats
 from swarm.core.settings import RunSettings
 from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, late_of, worked
@@ -142,7 +142,6 @@ class StageChain(Record):
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
-        is_window = settings.has_windows and settings.replays
         return RoundFacts.of_basis(
             self.basis,
             run_id=self.run_id,
@@ -152,10 +151,7 @@ class StageChain(Record):
             run_key=self.run_key,
             num_parts=num_parts,
             phase_s=phase_s,
-            max_tokens=settings.microbatch_tokens,
-            max_work=settings.microbatches_of_one if is_window else most_work(settings.microbatches_of_one),
-            work_multiple=settings.microbatches_per_step if is_window else 1,
-            delay=settings.delay_at(self.version),
+            limits=work_limits(settings, Step(self.version)),
             amendments=self.amendments,
         )
 
@@ -234,3 +230,14 @@ class StageChain(Record):
 def _ids_each(settings: RunSettings) -> int:
     """Ids every member of stage 0 holds: enough to carry a whole step alone, and the next one that has begun."""
     return 2 * settings.microbatches_of_one
+
+
+def work_limits(settings: RunSettings, step: Step) -> WorkLimits:
+    """Of the run's contributions to a step."""
+    is_window = settings.has_windows and settings.replays
+    return WorkLimits(
+        max_tokens=settings.microbatch_tokens,
+        max_work=settings.microbatches_of_one if is_window else most_work(settings.microbatches_of_one),
+        work_multiple=settings.microbatches_per_step if is_window else 1,
+        delay=settings.delay_at(step),
+    )

@@ -168,15 +168,16 @@ def test_a_rounds_job_is_tried_again_and_a_microbatchs_is_not(monkeypatch: pytes
                 await thread.run(Urgency.ROUND, failing(99))
             with pytest.raises(MemoryFullError):
                 await thread.run(Urgency.FORWARD, failing(1))
-            assert await thread.owed(failing(7), within_s=60.0) == "done"
-            with pytest.raises(LocalError, match="none left"):
-                await thread.owed(failing(99), within_s=0.0)
+            assert await thread.owed(failing(7), within_s=60.0, still=lambda: True) == "done"
+            for within_s, is_wanted in ((0.0, True), (60.0, False)):
+                with pytest.raises(MemoryFullError, match="none left"):
+                    await thread.owed(failing(99), within_s=within_s, still=lambda wanted=is_wanted: wanted)
         finally:
             thread.close(timeout_s=5.0)
 
     asyncio.run(main())
     of_round = (Urgency.ROUND, "host")
-    assert told == [of_round] * (3 + 5) + [(Urgency.FORWARD, "host")] + [of_round] * (7 + 5)
+    assert told == [of_round] * (3 + 5) + [(Urgency.FORWARD, "host")] + [of_round] * (7 + 5 + 5)
 
 
 # -- a microbatch ------------------------------------------------------------------------------------------------

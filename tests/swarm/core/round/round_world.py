@@ -55,6 +55,8 @@ PHASE_S = 1.0
 NO_WAITS = Waits()
 LEASE_S = 10.0
 RESEND_S = 0.2
+HOLD_S = 20.0
+"""So long voters outside hold their votes back for a member that is there and not on a roster."""
 HEAD_BYTES = 100
 """Of a message that holds little: its kind, stage and step."""
 MAX_BYTES = 8 << 20
@@ -319,6 +321,7 @@ class World:
         """Messages of each kind, from whom to whom."""
         self.sent_bytes: defaultdict[str, Counter[PeerId]] = defaultdict(Counter)
         """In messages of each kind, but for those of parts, by whom."""
+        self.held_since: dict[tuple[PeerId, PeerId], float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
@@ -792,16 +795,20 @@ class World:
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
 
     def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
-        put_off = [self.members[peer] for peer in proposal.put_off]
-        there = [one for one in put_off if one.is_up and not self.cut(outsider.peer_id, one.peer_id)]
-        for one in there:
-            self._do(one, one.round.on_put_off(proposal, now=self.now))
-        made = [one.round.contribution for one in there]
-        if any(made):
-            shown = [one for one in made if one is not None]
-            self._reply(leader, lambda m: m.round.on_there(shown, now=self.now))
-        if there:
-            return
+        missing = proposal.left_without
+        if self.facts.election.is_more_than_liars(missing, self.facts.members):
+            asked = [self.members[peer] for peer in missing if not self.cut(outsider.peer_id, peer)]
+            there = [one for one in asked if one.is_up and self.holds(outsider, one)]
+            for one in there:
+                self._do(one, one.round.on_left_without(proposal, now=self.now))
+            made = [one.round.contribution for one in there]
+            found = [one for one in made if one is not None and (one.work or one.peer_id in proposal.put_off)]
+            if found:
+                self._reply(leader, lambda m: self._heard_of(m, found))
+            if found or not all(one.round.brings_nothing for one in there):
+                if leader.round.wants(SendBallot((), proposal)):
+                    self.call_later(RESEND_S, lambda: self._outside_vote(outsider, leader, proposal))
+                return
         words = words_of(proposal, leader.round.votes_for(proposal))
         gone = [member.peer_id for member in self.members.values() if not member.is_up]
         try:
@@ -811,6 +818,15 @@ class World:
         if vote is not None:
             asked = (proposal.view, proposal.phase, proposal.value)
             self._reply(leader, lambda m: m.round.on_vote(outsider.peer_id, *asked, vote, now=self.now))
+
+    def holds(self, outsider: Outsider, member: Member) -> bool:
+        """Whether it gives no vote yet for a roster without a member that is there."""
+        began = self.held_since.setdefault((outsider.peer_id, member.peer_id), self.now)
+        return self.now < began + HOLD_S
+
+    def _heard_of(self, leader: Member, found: list[Contribution]) -> list[Instruction]:
+        """Named by a voter outside."""
+        return leader.round.on_there(found, now=self.now)
 
     def _reply(self, leader: Member, deliver: Deliver) -> None:
         self._later(self._delay(), lambda: self._deliver(leader, deliver, "answer"))
