@@ -174,7 +174,7 @@ UNHARMFUL = frozenset(
         "bit_flips",  # a fault, and most flips are too small to be found
         "nan_gradient",  # its maker's own contribution is left out
         "omitting_reducer",  # whom it leaves out proves it by its own bytes: not simulated
-        "omitting_leader",  # nor a commitment; whom it left out asks to be let in again, of a third or more another leads
+        "omitting_leader",  # nor a commitment; whom it left out, less than a third, is let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
         "framing",  # whoever gets its header refuses it, and the microbatch is lost
         "written_result",  # nobody votes for it, and another leads
