@@ -51,6 +51,6 @@ with Run(manifest, peers=(1, 1)) as run:
 
 # ---- what came of it ----------------------------------------------------------------------------------------------
 
-loss = report["held_out_loss"]
-print(f"held-out loss {loss['start']:.3f} -> {loss['end']:.3f} nats a byte after {report['tokens']} tokens")
+losses = [loss for _, loss in report["held_out_by_tokens"]]
+print(f"held-out loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a byte after {report['tokens']} tokens")
 print(f"the model as it was then, for AutoModelForCausalLM.from_pretrained: {model}")
