@@ -129,8 +129,10 @@ def test_a_leader_that_omits_a_member_puts_it_off_only_where_it_leads(tmp_path: 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_leader_with_two_rosters_in_one_view_delays_its_own_rounds_alone(tmp_path: Path) -> None:
+    """Whom the other roster is without votes for none but the first, and says so."""
     results, _ = rounds_of(tmp_path, "equivocating_leader@2")
     assert all(len(result.roster.contributions) >= 1 for result in results)
     later = [result for result in results if result.roster.view > 0]
-    assert later, "it led nothing: the test shows nothing"
+    led = [result for result in results[2:] if result.roster.leader == LIAR]
+    assert later or led, "it led nothing: the test shows nothing"
     assert len(later) <= STEPS * 3 // 4, "it leads a third of them: 13 of 16 by chance are one run in 8000"
