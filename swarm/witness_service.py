@@ -5,6 +5,7 @@ leaves, so that a process that is started again stays silent in rounds in which 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -134,8 +135,8 @@ class WitnessService:
         self._papers = papers
         self._limits = limits
         self._answer_s = call_s / 4
-        self._asked_at: dict[tuple[PeerId, bytes], float] = {}
-        """When a member was first asked in a round what it contributes."""
+        self._held_until: dict[tuple[PeerId, bytes], float] = {}
+        """Until when votes are held back in a round for a member that has answered."""
         self._let_run_out: dict[PeerId, int] = {}
         """Members that were waited for in vain then, and the last step."""
         self._run_id = run_id
@@ -260,25 +261,33 @@ class WitnessService:
         if not facts.election.is_more_than_liars(missing, facts.members):
             return []
         voter.check(proposal)
-        asked = [peer for peer in sorted(filter(self._may_join, missing)) if self._holds_for(peer, facts)][:MOST_ASKED]
+        asked = [peer for peer in sorted(filter(self._may_join, missing)) if self._may_hold_up(peer, facts)][
+            :MOST_ASKED
+        ]
         said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in asked))
+        for peer in [peer for peer, there in zip(asked, said, strict=True) if there is not False]:
+            self._held_up_by(peer, facts)
         found = [made for made in said if isinstance(made, Contribution)]
         if not found and True in said:
             raise TransientError(f"a member without which view {proposal.view} goes on is there")
         return found
 
-    def _holds_for(self, peer: PeerId, facts: RoundFacts) -> bool:
-        """Whether a vote is held back for the member's sake: it has its time in each round, counted from when it was
-        first asked."""
-        name, now = facts.previous_name, time.monotonic()
-        since_step = int(facts.step) - self._let_run_out.get(peer, -DISTRUSTED_STEPS - 1)
-        hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if 0 < since_step <= DISTRUSTED_STEPS else 1)
-        if now < self._asked_at.setdefault((peer, name), now) + hold_s:
+    def _may_hold_up(self, peer: PeerId, facts: RoundFacts) -> bool:
+        """Whether a vote is held back for the member's sake: it has its time in each round."""
+        if time.monotonic() < self._held_until.get((peer, facts.previous_name), math.inf):
             return True
         self._let_run_out[peer] = int(facts.step)
         while len(self._let_run_out) > MOST_REMEMBERED:
             del self._let_run_out[next(iter(self._let_run_out))]
         return False
+
+    def _held_up_by(self, peer: PeerId, facts: RoundFacts) -> None:
+        """Its time counts from its first answer. Who is known to be late is waited for as shortly as who let its time
+        run out."""
+        since = int(facts.step) - self._let_run_out.get(peer, -DISTRUSTED_STEPS - 1)
+        is_distrusted = 0 <= since <= DISTRUSTED_STEPS or peer in facts.late
+        hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if is_distrusted else 1)
+        self._held_until.setdefault((peer, facts.previous_name), time.monotonic() + hold_s)
 
     async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
         """What a member answers with to a roster without it; or whether it is there and waited for all the same."""
@@ -297,7 +306,10 @@ class WitnessService:
             return True
         if made is None or made.peer_id != peer:
             return not brings_nothing
-        return made if made.work or peer in proposal.put_off else False
+        if not made.work:
+            return made if peer in proposal.put_off else False
+        lack = await self._papers.lack(made, num_members=len(facts.members), within_s=PAPERS_S)
+        return made if lack is None else False
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters:
@@ -347,7 +359,7 @@ class WitnessService:
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
         names = {name for _, _, name in self._rounds}
-        self._asked_at = {asked: at for asked, at in self._asked_at.items() if asked[1] in names}
+        self._held_until = {held: until for held, until in self._held_until.items() if held[1] in names}
         ended = [key for key in self._rounds if key not in self._opened_by]
         for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
             del self._rounds[key]

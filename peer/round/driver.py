@@ -148,7 +148,7 @@ class RoundDriver:
             out = machine.on_close(sender, view, shown, now=now)
         elif kind == "turned":
             out = machine.on_turned(sender, fields.integer("view", high=MOST_VIEWS), now=now)
-            state.waits_from(now)
+            state.waits_since = now if state.waits_since is None else state.waits_since
         elif kind == "commit":
             view = fields.integer("view", high=MOST_VIEWS)
             contribution = fields.maybe("contribution", Contribution.from_value)

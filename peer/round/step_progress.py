@@ -99,6 +99,7 @@ class ProgressCalls:
         is_over = state.is_over or self._is_closed_before(state.step)
         if num_done > state.had_done or (is_over and state.waits_since is None):
             state.waits_since, state.had_done = time.monotonic(), num_done
+        is_waiting = bool(report.num_wanted or num_done or is_over)
         leader = state.leader
         if leader == context.me:
             granted, exhausted = self._take_report(state, context.me, report)
@@ -129,15 +130,19 @@ class ProgressCalls:
                 log.info("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
                 if await self._presence.is_gone(leader):
                     self._presence.unreachable(state, leader)
-                else:
-                    state.waits_from(time.monotonic())
+                elif is_waiting:
+                    state.refused_since = state.refused_since or time.monotonic()
                 return
             except TransientError as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
-                state.waits_from(time.monotonic())
+                if is_waiting:
+                    state.refused_since = state.refused_since or time.monotonic()
                 return
-            if report.num_wanted and not granted:  # others may be at work
-                state.waits_from(time.monotonic() + UNGRANTED_TIMES * self._step_s)
+            state.refused_since = None
+            if granted or not report.num_wanted:
+                state.ungranted_since = None
+            else:  # others may be at work
+                state.ungranted_since = state.ungranted_since or time.monotonic()
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
             self._turns.look_again()
@@ -234,7 +239,7 @@ class ProgressCalls:
         leader, told = state.leader, {*self._presence.present()} - {self._context.me, state.leader}
         log.warning("stage %d step %d: %s begins no round", self._steps.chain.stage, state.step, leader[-6:])
         self._presence.unreachable(state, leader)
-        state.waits_since = time.monotonic()
+        state.waits_since, state.refused_since, state.ungranted_since = time.monotonic(), None, None
         self._driver.carry_out(state, [SendTurned(tuple(sorted(told)), state.round.view)])
 
     @property
@@ -245,12 +250,15 @@ class ProgressCalls:
 
     def _is_idle(self, state: StepState) -> bool:
         """Whether the step's leader should have closed it by all that this peer knows: `step_s` after its last
-        microbatch, and what a call may take to say so; but a step in which others are still at work may take as long
-        as steps lately did, and as long again."""
+        microbatch, or since the leader takes no reports, and what a call may take to say so; but a step in which others
+        are still at work may take as long as steps lately did, and as long again."""
         steps = self._steps
-        if state.round is None or state.round.is_closing or state.waits_since is None:
+        waits = [since for since in (state.waits_since, state.refused_since) if since is not None]
+        if state.ungranted_since is not None:
+            waits.append(state.ungranted_since + UNGRANTED_TIMES * self._step_s)
+        if state.round is None or state.round.is_closing or not waits:
             return False
-        quiet_until = max(state.waits_since, steps.turned_at) + self._step_s
+        quiet_until = max(min(waits), steps.turned_at) + self._step_s
         usual_until = steps.turned_at + USUAL_TIMES * (steps.usual_s or 0.0)
         return time.monotonic() > max(quiet_until, usual_until) and state.leader != self._context.me
 

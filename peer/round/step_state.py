@@ -86,8 +86,12 @@ class StepState:
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
     waits_since: float | None = None
     """When this peer last had something more to bring to the step's round, or first heard of another that has waited
-    for it in vain, or was first refused by its leader: that has a step's time to begin it, from then on. By
-    `step_progress`; by `driver` where others say it."""
+    for it in vain: its leader has a step's time to begin it, from then on. By `step_progress`; by `driver` where others
+    say it."""
+    refused_since: float | None = None
+    """Since when its leader, who lives, takes none of this peer's reports. By `step_progress`."""
+    ungranted_since: float | None = None
+    """Since when this peer wants work and was given none. By `step_progress`."""
     had_done: int = 0
     """Microbatches, at that time. By `step_progress`."""
     view: int = 0
@@ -135,10 +139,6 @@ class StepState:
     def leading_view(self) -> int:
         """Whose leader this peer reports to."""
         return self.round.view if self.round is not None else self.view
-
-    def waits_from(self, at: float) -> None:
-        """This peer waits for the step's leader from then on, if it does not from before."""
-        self.waits_since = at if self.waits_since is None else min(at, self.waits_since)
 
     def notify(self) -> None:
         """Wake whoever waits for this step's round or roster."""

@@ -24,7 +24,17 @@ from swarm.core.round.voting import Certificate, Promise, Proof, Vote
 from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
-from swarm.witness_service import LEFT_WITHOUT, MAX_ROUNDS_OF_ONE, AreThere, VoteLog, WitnessService, ask_witness
+from swarm.witness_service import (
+    DISTRUSTED_SHARE,
+    LEFT_WITHOUT,
+    LONGEST_HOLD_S,
+    MAX_ROUNDS_OF_ONE,
+    AreThere,
+    VoteLog,
+    WitnessService,
+    ask_witness,
+)
+from tests.peer.round.test_joiners import Clock
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, chance_of, link_of, said_by
 from tests.swarm_in_process import identity_of
 
@@ -187,6 +197,9 @@ def test_whom_a_roster_puts_off_and_who_answers_with_its_contribution_is_named_a
 def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock(1000.0)
+    monkeypatch.setattr(swarm.witness_service, "time", clock)
+
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
         world.answers(world.put_off[0], {"brings_nothing": False, "made": None})
@@ -194,13 +207,16 @@ def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
             with pytest.raises(TransientError, match="is there"):
                 await world.ask()
             await world.lines[world.put_off[0]].close()
-        monkeypatch.setattr(swarm.witness_service, "LONGEST_HOLD_S", 0.0)
+        clock.now += LONGEST_HOLD_S
         assert isinstance(await world.ask(), Vote)
 
 
 def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock(1000.0)
+    monkeypatch.setattr(swarm.witness_service, "time", clock)
+
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
         first, second = world.put_off
@@ -208,9 +224,14 @@ def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(
         world.answers(first, {"brings_nothing": False, "made": world.contribution(first).packed})
         for _ in range(2):
             assert await world.ask() == AreThere((world.contribution(first),))
-        monkeypatch.setattr(swarm.witness_service, "LONGEST_HOLD_S", 0.0)
+        clock.now += LONGEST_HOLD_S
         assert isinstance(await world.ask(), Vote)
-        assert world.service._let_run_out == dict.fromkeys(world.put_off, 7)
+        assert world.service._let_run_out == {first: 7}, "the other never answered"
+        world.service._held_until.clear()
+        assert await world.ask() == AreThere((world.contribution(first),)), "in the next round it has less"
+        clock.now += LONGEST_HOLD_S / DISTRUSTED_SHARE
+        for _ in range(2):
+            assert isinstance(await world.ask(), Vote)
 
     asyncio.run(scenario())
 

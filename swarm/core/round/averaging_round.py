@@ -17,7 +17,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
-from swarm.core.round.facts import MOST_OWN_TURNS, EquivocationError, RoundFacts, is_of
+from swarm.core.round.facts import MOST_OWN_TURNS, MOST_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
 from swarm.core.round.instructions import (
     Accuse,
     AggregatePart,
@@ -105,6 +105,7 @@ class AveragingRound:
     _turned: dict[PeerId, int] = field(default_factory=dict)  # the views that others have turned to, as they say
     _ahead: dict[PeerId, tuple[int, Contribution | None, Promise | None]] = field(default_factory=dict)
     # What members have committed to later views that this peer leads
+    _own_time_view: int = -1  # the last view to which it turned in its own time, or by the run key's word
     _closing: bool = False  # a leader has closed the step
     _contribution_asked: bool = False
     _contributed: bool = False
@@ -278,7 +279,7 @@ class AveragingRound:
         for peer in {*peers} - {self.me}:
             self._turned[peer] = max(view, self._turned.get(peer, view))
         ahead = {view for view in self._turned.values() if view > self._promised}
-        views = sorted((view for view in ahead if self.facts.is_near(view, self._promised)), reverse=True)
+        views = sorted((view for view in ahead if self._is_near(view)), reverse=True)
         highest = next((view for view in views if self._has_company(view)), None)
         return self._turn_to(highest, now) if highest is not None else []
 
@@ -287,6 +288,9 @@ class AveragingRound:
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
         there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
         return self.facts.election.is_more_than_liars(turned, there)
+
+    def _is_near(self, view: int) -> bool:
+        return self.facts.is_near(view, self._own_time_view, most=MOST_VIEWS_AHEAD // 2)
 
     def _turn_to(self, view: int, now: float) -> Instructions:
         if self.facts.leader_of(view) == self.me:
@@ -565,9 +569,10 @@ class AveragingRound:
             if self._seen[made.peer_id] == made:
                 found[made.peer_id] = made
         self._there |= found
+        self._unproved -= found.keys()  # who names them has seen their papers
         if self.result is not None or not self._lead.is_on:
             return out
-        if self._lead.is_without(found.values(), self._unproved):
+        if self._lead.is_without(found.values()):
             return out + self._begin_again("members are there that had not been heard", now)
         if self._lead.ballots.proposal is None and not self._lead.has_roster:
             for peer in found.keys() - self._lead.committed.keys():
@@ -579,7 +584,7 @@ class AveragingRound:
         view = self._own_view_after(self.view)
         if view > max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders):
             return self._next_view(now)
-        silent = {*self._lead.late} - self._lead.committed.keys()
+        silent = {*self._lead.late, *self._gone} - self._lead.committed.keys()
         return self._begin(view, why, now, silent=silent)
 
     def _say_here(self, now: float) -> Instructions:
@@ -630,6 +635,7 @@ class AveragingRound:
         view = changed.first_view
         if view <= self._promised:
             return self._next_view(now)
+        self._own_time_view = view
         if self.facts.leader_of(view) == self.me:
             return self._begin(view, self._lead.reason or "the round was reconfigured", now)
         self._enter(view)
@@ -908,6 +914,7 @@ class AveragingRound:
         if not self._closing and self._called.get(facts.leader_of(view)) != view:
             self.view = view  # nothing has been asked yet: only whom to report to changes
             return []
+        self._own_time_view = view
         self._patience.given_up()
         told = tuple(peer for peer in facts.members if peer not in (self.me, facts.leader_of(view)))
         is_told = facts.leader_of(view) == self.me or not told  # by being called to it

@@ -20,8 +20,8 @@ from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
 MOST_DELAY = 1
 """Versions that a microbatch may be behind in any run (`averaging.delay`)."""
 MOST_VIEWS_AHEAD = 1 << 16
-"""So far others' word brings a member at once: none that is cut off by itself comes as far, and a liar in a stage of
-two would need `MOST_VIEWS` over that of words to use all views up."""
+"""So far ahead of where a voter outside signed last it promises a view, and half as far others' word brings a member
+from where it came by itself: none that is cut off comes as far, and a liar in a stage of two uses up no views."""
 MOST_OWN_TURNS = 3
 """So many turns ahead a leader is followed to a later view of its own, in which it leaves out who shows no papers, or
 has who came late."""
@@ -144,9 +144,9 @@ class RoundFacts:
             raise RemoteError("protocol", f"{leader} does not lead view {view} of step {self.step}", leader)
         self.check_member(leader)
 
-    def is_near(self, view: int, since: int) -> bool:
+    def is_near(self, view: int, since: int, *, most: int = MOST_VIEWS_AHEAD) -> bool:
         """Whether a view is no further ahead than members ever are of each other."""
-        return view <= max(since, self.first_view) + MOST_VIEWS_AHEAD
+        return view <= max(since, self.first_view) + most
 
     def members_in(self, view: int, changed: Reconfiguration | None, *, gone: Collection[PeerId] = ()) -> set[PeerId]:
         """The members that vote in a view, but for those that are `gone`."""

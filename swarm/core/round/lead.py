@@ -243,11 +243,10 @@ class RoundLead:
         """Whether the roster that is proposed puts off one of these."""
         return not self._put_off.isdisjoint(peers)
 
-    def is_without(self, shown: Iterable[Contribution], unproved: Collection[PeerId]) -> bool:
-        """Whether the roster that is proposed puts off one who has these, or does without its work, if its papers were
-        shown."""
+    def is_without(self, shown: Iterable[Contribution]) -> bool:
+        """Whether the roster that is proposed puts off one who has these, or does without its work."""
         asked = self.ballots.proposal
-        without = asked.left_without - {*unproved} if asked is not None else set()
+        without = asked.left_without if asked is not None else set()
         return any(one.peer_id in self._put_off or (one.work and one.peer_id in without) for one in shown)
 
     def needs(self, peer: PeerId) -> bool:

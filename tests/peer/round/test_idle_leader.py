@@ -9,7 +9,13 @@ from typing import Any, cast
 import pytest
 
 from peer.round import step_progress as progress_module
-from peer.round.step_progress import BACK_TIMES, LONGEST_WAIT_SHARE, USUAL_TIMES, ProgressCalls
+from peer.round.step_progress import (
+    BACK_TIMES,
+    LONGEST_WAIT_SHARE,
+    UNGRANTED_TIMES,
+    USUAL_TIMES,
+    ProgressCalls,
+)
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import SendTurned
 from tests.peer.round.test_joiners import Clock
@@ -26,6 +32,8 @@ class Around:
     view: int = 0
     is_closing: bool = False
     waits_since: float | None = None
+    refused_since: float | None = None
+    ungranted_since: float | None = None
     usual_s: float | None = None
     turned_at: float = 0.0
     said: list[Any] = field(default_factory=list)
@@ -84,6 +92,16 @@ def test_a_leader_has_a_steps_time_from_what_was_last_brought_and_others_hear_of
     assert passed_over_at(around, clock, until=1e4) == 500.0 + STEP_S + CALL_S + 1
     assert around.said == [SendTurned((OTHER,), 1)]
     assert around.waits_since == clock.now, "the next one has as long"
+
+
+def test_a_leader_that_refuses_all_reports_or_grants_nothing_is_passed_over_too(clock: Clock) -> None:
+    around = Around(refused_since=500.0)
+    clock.now = 500.0
+    assert passed_over_at(around, clock, until=1e4) == 500.0 + STEP_S + CALL_S + 1
+    assert around.refused_since is None, "the next one has refused nothing"
+    around = Around(ungranted_since=500.0)
+    clock.now = 500.0
+    assert passed_over_at(around, clock, until=1e4) == 500.0 + (1 + UNGRANTED_TIMES) * (STEP_S + CALL_S) + 1
 
 
 def test_nobody_waits_for_a_round_before_the_version_it_starts_from(clock: Clock) -> None:

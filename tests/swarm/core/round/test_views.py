@@ -26,7 +26,7 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.facts import MOST_OWN_TURNS
+from swarm.core.round.facts import MOST_OWN_TURNS, MOST_VIEWS_AHEAD
 from swarm.core.round.patience import LONGEST_PATIENCE, Waits
 from swarm.core.round.voter import RoundVoter, Witness
 from swarm.core.round.voting import MOST_VIEWS, Proof
@@ -436,7 +436,13 @@ def test_in_a_stage_of_two_one_members_word_uses_up_no_views() -> None:
     second.on_close(first.me, 0, Proof(), now=0.0)
     second.contributed(contribution(second.me), now=0.0)
     far = MOST_VIEWS - MOST_VIEWS % 2
-    second.on_turned(first.me, far, now=0.1)
+    step = MOST_VIEWS_AHEAD // 2
+    for view in (step, 2 * step, 3 * step, far):  # it is brought on once, and no further before its own time
+        second.on_turned(first.me, view, now=0.1)
+        assert second.view <= step
+    second = round_of(facts, second.me)
+    second.on_close(first.me, 0, Proof(), now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
     second.on_close(first.me, far, Proof((promise_by(facts, first.me, far),)), now=0.1)
     assert second.view == 0
     outside = witnesses_of(facts)[0]
