@@ -48,6 +48,8 @@ from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
 LOOK_EVERY_S = 0.5
+QUIET_S, QUIET_BYTES = 5.0, 100_000
+"""A line over which no more than that comes in that time brings no state."""
 LEAST_WORK_S = 0.01
 """As if computing took no time at all."""
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
@@ -159,10 +161,18 @@ def watch(
         router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=homes)
         held = stack.enter_context(watching([join(name).pid for name in founders]))
         begin_by = time.monotonic() + READY_S
-        while min(router.seen[-1]["down_bytes"][addresses[name]] for name in founders) < WEIGHT_BYTES * num_parameters:
+
+        def came() -> list[int]:
+            return [router.seen[-1]["down_bytes"][addresses[name]] for name in founders]
+
+        before = [0] * peers  # what broke off comes twice: so their lines must be quiet, too
+        while min(now := came()) < WEIGHT_BYTES * num_parameters or any(
+            new - old > QUIET_BYTES for new, old in zip(now, before, strict=True)
+        ):
             if time.monotonic() > begin_by:
                 raise click.ClickException(f"{peers} peers do not have what the run begins with after {READY_S:g} s")
-            time.sleep(1.0)
+            before = now
+            time.sleep(QUIET_S)
         join(SOURCE)  # it is awaited: so all of them are founders
         begin_by = time.monotonic() + READY_S
         while min(members_on(folder / name) for name in founders) < peers:  # who joined last still fetches its first
