@@ -4,7 +4,8 @@ A leader that answers every ping and begins no round: the others go on without i
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,15 +50,18 @@ def holds_work(member: SwarmPeer) -> bool:
 def stop(member: SwarmPeer, goes_on: asyncio.Event) -> None:
     """As SIGSTOP does: what is sent to it gets there, and nothing comes back."""
 
-    async def answer(*_: Any) -> Any:
+    @contextlib.asynccontextmanager
+    async def answered(*_: Any) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
+        yield
 
     async def call(*_: Any, timeout_s: float, **__: Any) -> Any:
         await happened(goes_on, within_s=timeout_s)
         raise UnreachableError("no answer")
 
     transport: Any = member.transport
-    transport.answer, transport.call = answer, call
+    assert callable(transport.answered)
+    transport.answered, transport.call = answered, call
 
 
 def test_a_step_goes_on_without_a_member_that_stands_still_with_work_in_hand(

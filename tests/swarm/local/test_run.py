@@ -77,7 +77,7 @@ class RunThatIsAhead:
             yield {"event": "version", "version": step + 1}
 
     def wait(self, *, timeout_s: float) -> dict[str, Any]:
-        return {"held_out_loss": {"start": 5.0, "end": 1.25}, "tokens": 2048}
+        return {"held_out_by_tokens": [[0, 5.0], [2048, 1.25]], "tokens": 2048}
 
 
 def test_example_tells_of_each_step_once_and_with_its_own_loss(

@@ -147,8 +147,8 @@ def test_malformed_agreements_are_refused() -> None:
 
 def test_voters_look_at_who_joins_unless_it_was_certified_before() -> None:
     def proposal(*joins: str, certified: bool = False) -> Proposal:
-        proof = SimpleNamespace(certificate=object() if certified else None)
-        return cast(Proposal, SimpleNamespace(roster=SimpleNamespace(joins=joins), proof=proof))
+        roster = SimpleNamespace(joins=joins)
+        return cast(Proposal, SimpleNamespace(roster=roster, new_roster=None if certified else roster))
 
     def may_join(peer: PeerId) -> bool:
         return peer == "known"
