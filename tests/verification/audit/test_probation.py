@@ -156,7 +156,6 @@ def test_voters_look_at_who_joins_unless_it_was_certified_before() -> None:
     check_joins(proposal("known"), may_join)
     check_joins(proposal(), may_join)
     check_joins(proposal("unknown", certified=True), may_join)
-    check_joins(cast(Proposal, SimpleNamespace(roster=None)), may_join)
     with pytest.raises(TransientError, match="probation"):
         check_joins(proposal("known", "unknown"), may_join)
 
