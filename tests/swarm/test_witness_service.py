@@ -194,12 +194,14 @@ def test_whom_a_roster_puts_off_and_who_answers_with_its_contribution_is_named_a
     asyncio.run(scenario())
 
 
-def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(1000.0)
     monkeypatch.setattr(swarm.witness_service, "time", clock)
+    return clock
 
+
+def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(tmp_path: Path, clock: Clock) -> None:
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
         world.answers(world.put_off[0], {"brings_nothing": False, "made": None})
@@ -210,13 +212,10 @@ def test_who_answers_and_brings_nothing_yet_is_waited_for_and_not_for_ever(
         clock.now += LONGEST_HOLD_S
         assert isinstance(await world.ask(), Vote)
 
+    asyncio.run(scenario())
 
-def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(1000.0)
-    monkeypatch.setattr(swarm.witness_service, "time", clock)
 
+def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(tmp_path: Path, clock: Clock) -> None:
     async def scenario() -> None:
         world = PuttingOff(tmp_path)
         first, second = world.put_off
