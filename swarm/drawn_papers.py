@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import MAX_WORK, Contribution
 from swarm.network.transport import Message, Transport
@@ -29,8 +29,8 @@ of another's. None for an entry of which it has none."""
 DRAWN = 32
 """Entries that a voter draws of a round's contributions, in equal shares; of each at least one."""
 MOST_REMEMBERED = 1024
-DISTRUSTED_STEPS = 8
-"""Whose papers did not come is waited for an eighth as long in so many steps after it, and then as long as at first:
+DISTRUSTED_STEPS, DISTRUSTED_SHARE = 8, 8
+"""Who was waited for in vain is waited for an eighth as long in so many steps after it, and then as long as at first:
 papers that a full line holds up would never come in an eighth of their time."""
 
 KNOWN_SOON_S = 0.1
@@ -49,6 +49,23 @@ class WithheldError(TransientError):
     """A contribution's maker says itself that it has no papers for an entry of it."""
 
 
+class WaitedInVain:
+    """Who was waited for in vain lately, and so is waited for less."""
+
+    def __init__(self) -> None:
+        self.steps: dict[PeerId, int] = {}
+        """Of each, the last in which it was."""
+
+    def add(self, peer: PeerId, step: Step) -> None:
+        self.steps[peer] = int(step)
+        while len(self.steps) > MOST_REMEMBERED:
+            del self.steps[next(iter(self.steps))]
+
+    def names(self, peer: PeerId, step: Step) -> bool:
+        """Whether it was in this step, or in the last `DISTRUSTED_STEPS`."""
+        return 0 <= int(step) - self.steps.get(peer, -DISTRUSTED_STEPS - 1) <= DISTRUSTED_STEPS
+
+
 class DrawnPapers:
     """One voter's draws, and what was shown for them."""
 
@@ -60,7 +77,7 @@ class DrawnPapers:
         self._draws: dict[bytes, tuple[int, ...]] = {}
         """By contribution: who asks again must not draw again."""
         self._shown: dict[bytes, None] = {}
-        self._withheld: dict[PeerId, int] = {}
+        self._withheld = WaitedInVain()
 
     async def check(self, proposal: Proposal, leader: PeerId, *, num_members: int, within_s: float) -> None:
         """Raises TransientError while something that was drawn of a new roster is not shown; WithheldError if its
@@ -68,8 +85,8 @@ class DrawnPapers:
 
         A roster that is proposed again was certified: whoever voted then has looked.
         """
-        roster = proposal.roster
-        if roster is None or proposal.proof.certificate is not None:
+        roster = proposal.new_roster
+        if roster is None:
             return
         me = self._transport.peer_id
         others = [made for made in roster.contributions if made.peer_id != me]
@@ -92,19 +109,16 @@ class DrawnPapers:
         alone: it has all of its time always."""
         if made.digest() in self._shown or not made.work:
             return None
-        since = int(made.step) - self._withheld.get(made.peer_id, -DISTRUSTED_STEPS - 1)
-        is_distrusted = 0 <= since <= DISTRUSTED_STEPS
+        is_distrusted = self._withheld.names(made.peer_id, made.step)
         if is_distrusted and not leads:
-            within_s /= 8
+            within_s /= DISTRUSTED_SHARE
         try:
             await self.fetch(made, self._drawn(made, num_members), of=made.peer_id, within_s=within_s)
         except (RemoteError, TransientError) as error:
             log.info("step %d: papers of %s: %s", made.step, made.peer_id[-6:], error)
             if is_distrusted:
                 return error
-            self._withheld[made.peer_id] = int(made.step)
-            while len(self._withheld) > MOST_REMEMBERED:
-                del self._withheld[next(iter(self._withheld))]
+            self._withheld.add(made.peer_id, made.step)
             return error
         self._remember(made)
         return None

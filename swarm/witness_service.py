@@ -18,13 +18,13 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Result, Roster
-from swarm.core.round.facts import RoundFacts, WorkLimits
+from swarm.core.round.facts import ANY_WORK, RoundFacts, WorkLimits
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import MOST_VIEWS, Promise, Proof, Reconfiguration, Vote
 from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
-from swarm.drawn_papers import DrawnPapers
+from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers, WaitedInVain
 from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
@@ -41,14 +41,11 @@ MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
 KEPT_NAMES = 1024
-MOST_REMEMBERED = 4096
 MOST_ASKED = 8
 """Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
 or what they contribute, of those without whom a roster is proposed."""
 LONGEST_HOLD_S = 120.0
 """So long no vote is given for a roster without a member that answers, for all that it says."""
-DISTRUSTED_STEPS, DISTRUSTED_SHARE = 8, 8
-"""Whoever let that run out is waited for for an eighth of it in so many steps."""
 PAPERS_S = 2.0
 """How long a contribution's papers are waited for: a few kB, of who has just committed to it."""
 
@@ -93,10 +90,6 @@ class VoteLog:
             self._begun[name.hex()] = max(view, self._begun.get(name.hex(), view))
 
 
-def _any_work(step: Step) -> WorkLimits:
-    return WorkLimits()
-
-
 def _line(name: str, view: int) -> str:
     return name if view == NOT_RECONFIGURED else f"{name} {view}"
 
@@ -123,7 +116,7 @@ class WitnessService:
         may_lead: Callable[[PeerId, StageIndex, Step, bytes], bool],
         *,
         papers: DrawnPapers,
-        limits: Callable[[Step], WorkLimits] = _any_work,
+        limits: Callable[[Step], WorkLimits] = lambda step: ANY_WORK,
         call_s: float = 10.0,
         amendments: int = 0,
     ) -> None:
@@ -137,8 +130,8 @@ class WitnessService:
         self._answer_s = call_s / 4
         self._held_until: dict[tuple[PeerId, bytes], float] = {}
         """Until when votes are held back in a round for a member that has answered."""
-        self._let_run_out: dict[PeerId, int] = {}
-        """Members that were waited for in vain then, and the last step."""
+        self._let_run_out = WaitedInVain()
+        """Members that were waited for in vain then."""
         self._run_id = run_id
         self._identity = identity
         self._host = host
@@ -261,9 +254,8 @@ class WitnessService:
         if not facts.election.is_more_than_liars(missing, facts.members):
             return []
         voter.check(proposal)
-        asked = [peer for peer in sorted(filter(self._may_join, missing)) if self._may_hold_up(peer, facts)][
-            :MOST_ASKED
-        ]
+        waited_for = [peer for peer in sorted(missing) if self._may_join(peer) and self._may_hold_up(peer, facts)]
+        asked = waited_for[:MOST_ASKED]
         said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in asked))
         for peer in [peer for peer, there in zip(asked, said, strict=True) if there is not False]:
             self._held_up_by(peer, facts)
@@ -276,16 +268,13 @@ class WitnessService:
         """Whether a vote is held back for the member's sake: it has its time in each round."""
         if time.monotonic() < self._held_until.get((peer, facts.previous_name), math.inf):
             return True
-        self._let_run_out[peer] = int(facts.step)
-        while len(self._let_run_out) > MOST_REMEMBERED:
-            del self._let_run_out[next(iter(self._let_run_out))]
+        self._let_run_out.add(peer, facts.step)
         return False
 
     def _held_up_by(self, peer: PeerId, facts: RoundFacts) -> None:
         """Its time counts from its first answer. Who is known to be late is waited for as shortly as who let its time
         run out."""
-        since = int(facts.step) - self._let_run_out.get(peer, -DISTRUSTED_STEPS - 1)
-        is_distrusted = 0 <= since <= DISTRUSTED_STEPS or peer in facts.late
+        is_distrusted = self._let_run_out.names(peer, facts.step) or peer in facts.late
         hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if is_distrusted else 1)
         self._held_until.setdefault((peer, facts.previous_name), time.monotonic() + hold_s)
 

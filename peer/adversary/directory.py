@@ -81,8 +81,8 @@ class SybilFlood(Adversary):
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
         if not isinstance(instruction, SendBallot) or not self.acts_in(facts.step):
             return (instruction,)
-        asked, roster = instruction.proposal, instruction.proposal.roster
-        if roster is None or asked.proof.certificate is not None:
+        asked, roster = instruction.proposal, instruction.proposal.new_roster
+        if roster is None:
             return (instruction,)
         crowd = sorted({*roster.joins, *(sybil.peer_id for sybil in self.identities)})
         flooded = replace(roster, joins=tuple(crowd))

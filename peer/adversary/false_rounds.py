@@ -59,7 +59,7 @@ class FalseDriver(RoundDriver):
     ) -> tuple[tuple[Work, ...], tuple[Papers | None, ...]]:
         work, _ = super().listed(state, accumulation)
         assert state.facts is not None
-        said = self._adversary.listed(state.step, work, most=state.facts.max_work)
+        said = self._adversary.listed(state.step, work, most=state.facts.limits.max_work)
         return tuple(item for item, _ in said), shown_for(said, accumulation)
 
 

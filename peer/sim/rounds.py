@@ -271,10 +271,10 @@ class SimulatedRound:
 
     def _check_shown(self, voter: PeerId, proposal: Proposal) -> None:
         """Raises TransientError if something that the voter draws of a new roster is not shown."""
-        if proposal.roster is not None and proposal.proof.certificate is None:
-            for made in proposal.roster.contributions:
-                if made.peer_id != voter and not self._is_shown(voter, made):
-                    raise TransientError(f"papers of {made.peer_id} are not shown")
+        roster = proposal.new_roster
+        for made in roster.contributions if roster is not None else ():
+            if made.peer_id != voter and not self._is_shown(voter, made):
+                raise TransientError(f"papers of {made.peer_id} are not shown")
 
     def _lied(self, case: FalseWork) -> None:
         self._lies.setdefault(case.accused, case)

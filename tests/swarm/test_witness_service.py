@@ -21,11 +21,10 @@ from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.proposal import fresh_roster
 from swarm.core.round.voting import Certificate, Promise, Proof, Vote
-from swarm.drawn_papers import DrawnPapers
+from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import (
-    DISTRUSTED_SHARE,
     LEFT_WITHOUT,
     LONGEST_HOLD_S,
     MAX_ROUNDS_OF_ONE,
@@ -225,7 +224,7 @@ def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(tmp
             assert await world.ask() == AreThere((world.contribution(first),))
         clock.now += LONGEST_HOLD_S
         assert isinstance(await world.ask(), Vote)
-        assert world.service._let_run_out == {first: 7}, "the other never answered"
+        assert world.service._let_run_out.steps == {first: 7}, "the other never answered"
         world.service._held_until.clear()
         assert await world.ask() == AreThere((world.contribution(first),)), "in the next round it has less"
         clock.now += LONGEST_HOLD_S / DISTRUSTED_SHARE

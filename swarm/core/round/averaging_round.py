@@ -245,7 +245,7 @@ class AveragingRound:
         out = self.reconfigure(shown.reconfiguration, now=now) if shown.reconfiguration is not None else []
         self.facts.check_promises(view, shown, self.verify, self._voter.changed)
         is_own = view > self.view and sender == self.leader
-        is_own = is_own and view <= max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders)
+        is_own = is_own and view <= self._last_own_view
         out += self._follow_others((sender, *(promise.voter for promise in shown.promises)), view, now)
         if view < self._promised:
             return out + self._news_for(sender, view)
@@ -261,6 +261,11 @@ class AveragingRound:
         out = self._commit(now)
         self._patience.due = waited_for  # a leader that asks once more, for what it cannot use, buys no time
         return out
+
+    @property
+    def _last_own_view(self) -> int:
+        """Of the present leader's turn: so far it is followed to views of its own."""
+        return max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders)
 
     def on_turned(self, sender: PeerId, view: int, *, now: float) -> Instructions:
         """A member has turned to a later view in its own time."""
@@ -533,8 +538,7 @@ class AveragingRound:
         Nobody votes for that, so that no leader gets a quorum for a roster without those whose votes it needs; what an
         earlier view has certified is another thing: it may be the outcome already.
         """
-        brings = not self._contributed or (self.contribution is not None and bool(self.contribution.work))
-        return self.me in proposal.put_off or (brings and self.me in proposal.left_without)
+        return self.me in proposal.put_off or (not self.brings_nothing and self.me in proposal.left_without)
 
     def on_left_without(self, proposal: Proposal, *, now: float) -> Instructions:
         """A voter outside the stage shows a roster without this peer's contribution, which its leader has signed and
@@ -582,7 +586,7 @@ class AveragingRound:
     def _begin_again(self, why: str, now: float) -> Instructions:
         """In a later view of this peer's own, while others follow it there; else the next leader's turn comes."""
         view = self._own_view_after(self.view)
-        if view > max(self._turn, self.facts.first_view) + MOST_OWN_TURNS * len(self.facts.leaders):
+        if view > self._last_own_view:
             return self._next_view(now)
         silent = {*self._lead.late, *self._gone} - self._lead.committed.keys()
         return self._begin(view, why, now, silent=silent)

@@ -28,12 +28,21 @@ has who came late."""
 
 
 class WorkLimits(NamedTuple):
-    """What one contribution to a round may list, as the fields of `RoundFacts`."""
+    """What one contribution to a round may list."""
 
     max_tokens: int = 1 << 32
+    """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
     max_work: int = MAX_WORK
+    """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
+    fits into a message, whatever they commit to."""
     work_multiple: int = 1
+    """Of so many microbatches one contribution lists a multiple: of what no window is made of none can be replayed."""
     delay: int = MOST_DELAY
+    """Versions that a microbatch may be behind the step."""
+
+
+ANY_WORK = WorkLimits()
+"""Of a round of which nothing is known but its basis."""
 
 
 class EquivocationError(RemoteError):
@@ -71,15 +80,7 @@ class RoundFacts:
     num_parts: int
     phase_s: float
     """What the deadlines of the phases are multiples of."""
-    max_tokens: int = 1 << 32
-    """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
-    max_work: int = MAX_WORK
-    """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
-    fits into a message, whatever they commit to."""
-    work_multiple: int = 1
-    """Of so many microbatches one contribution lists a multiple: of what no window is made of none can be replayed."""
-    delay: int = MOST_DELAY
-    """Versions that a microbatch may be behind the step."""
+    limits: WorkLimits = ANY_WORK
     amendments: int = 0
     """Of the run, in force: tickets of before are none any more."""
     late: tuple[PeerId, ...] = ()
@@ -97,7 +98,7 @@ class RoundFacts:
         run_key: PeerId,
         num_parts: int,
         phase_s: float,
-        limits: WorkLimits | None = None,
+        limits: WorkLimits = ANY_WORK,
         amendments: int = 0,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
@@ -114,7 +115,7 @@ class RoundFacts:
             said=basis.said,
             num_parts=num_parts,
             phase_s=phase_s,
-            **(limits or WorkLimits())._asdict(),
+            limits=limits,
             amendments=amendments,
             late=basis.late,
         )
@@ -181,18 +182,20 @@ class RoundFacts:
         self.check_member(peer)
         if len(made.part_digests) != (self.num_parts if made.work else 0):
             raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {self.num_parts} parts", peer)
-        if len(made.work) > self.max_work:
-            listed = f"{len(made.work)} microbatches, where {self.max_work} are the most"
+        if len(made.work) > self.limits.max_work:
+            listed = f"{len(made.work)} microbatches, where {self.limits.max_work} are the most"
             raise RemoteError("protocol", f"contribution of {peer} lists {listed}", peer)
-        if len(made.work) % self.work_multiple:
-            listed = f"{len(made.work)} microbatches, where inner steps are of {self.work_multiple}"
+        if len(made.work) % self.limits.work_multiple:
+            listed = f"{len(made.work)} microbatches, where inner steps are of {self.limits.work_multiple}"
             raise RemoteError("protocol", f"contribution of {peer} lists {listed}", peer)
-        if not all(self.step - self.delay <= item.version <= self.step for item in made.work):
+        if not all(self.step - self.limits.delay <= item.version <= self.step for item in made.work):
             raise RemoteError(
                 "protocol", f"contribution of {peer} lists work of versions that are not its step's", peer
             )
-        if any(item.num_tokens > self.max_tokens for item in made.work):
-            raise RemoteError("protocol", f"contribution of {peer} has more than {self.max_tokens} tokens in one", peer)
+        if any(item.num_tokens > self.limits.max_tokens for item in made.work):
+            raise RemoteError(
+                "protocol", f"contribution of {peer} has more than {self.limits.max_tokens} tokens in one", peer
+            )
         if not verify(peer, made.signed_bytes(), made.signature):
             raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
         made.chance.check(

@@ -19,6 +19,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step, Version
 from swarm.core.round.contribution import Contribution, Result
+from swarm.core.round.facts import WorkLimits
 from tests.swarm.core.round.round_world import cached_verify, contribution, facts_of, identity_of
 from tests.swarm_in_process import InProcessSwarm, manifest_of, prepare, swarm_in_process
 
@@ -124,7 +125,7 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
 
 @pytest.mark.parametrize("num_tokens", [1e30, -1, 0, float("nan"), float("inf"), 1 << 40, "64", None])
 def test_a_weight_is_a_count_that_a_microbatch_can_have(num_tokens: Any) -> None:
-    facts = replace(facts_of(3), max_tokens=64)
+    facts = replace(facts_of(3), limits=WorkLimits(max_tokens=64))
     good = contribution(facts.members[0])
     facts.check_contribution(good, cached_verify)
     value: Any = good.to_value()
@@ -140,7 +141,7 @@ def listing(good: Contribution, **changed: Any) -> Contribution:
 
 
 def test_a_weight_of_more_tokens_than_a_microbatch_has_is_refused() -> None:
-    facts = replace(facts_of(3), max_tokens=64)
+    facts = replace(facts_of(3), limits=WorkLimits(max_tokens=64))
     good = contribution(facts.members[0])
     for num_tokens, refused in ((64, False), (65, True), (1 << 32, True)):
         made = listing(good, num_tokens=num_tokens)
@@ -153,7 +154,7 @@ def test_a_weight_of_more_tokens_than_a_microbatch_has_is_refused() -> None:
 
 def test_a_contribution_lists_no_more_than_a_step_can_hold() -> None:
     """Else two of them would make a roster that fits into no message, and its leader could not go on."""
-    facts = replace(facts_of(3), max_work=2)
+    facts = replace(facts_of(3), limits=WorkLimits(max_work=2))
     facts.check_contribution(contribution(facts.members[0], num_work=2), cached_verify)
     with pytest.raises(RemoteError, match="lists 3 microbatches, where 2 are the most"):
         facts.check_contribution(contribution(facts.members[0], num_work=3), cached_verify)
@@ -162,7 +163,7 @@ def test_a_contribution_lists_no_more_than_a_step_can_hold() -> None:
 @pytest.mark.parametrize(("version", "delay", "refused"), [(0, 0, False), (-1, 1, False), (-1, 0, True), (1, 1, True)])
 def test_what_no_auditor_can_replay_is_no_contribution(version: int, delay: int, refused: bool) -> None:
     """Work of a version that nobody has was audited by nobody, and counted."""
-    facts = replace(facts_of(3), delay=delay)
+    facts = replace(facts_of(3), limits=WorkLimits(delay=delay))
     made = listing(contribution(facts.members[0]), version=Version(int(facts.step) + version))
     if refused:
         with pytest.raises(RemoteError, match="versions that are not its step's"):
@@ -172,7 +173,7 @@ def test_what_no_auditor_can_replay_is_no_contribution(version: int, delay: int,
 
 
 def test_a_window_is_of_whole_inner_steps() -> None:
-    facts = replace(facts_of(3), work_multiple=2)
+    facts = replace(facts_of(3), limits=WorkLimits(work_multiple=2))
     facts.check_contribution(contribution(facts.members[0], num_work=4), cached_verify)
     with pytest.raises(RemoteError, match="lists 3 microbatches, where inner steps are of 2"):
         facts.check_contribution(contribution(facts.members[0], num_work=3), cached_verify)

@@ -11,6 +11,7 @@ from benchmarks.round.drawn_papers import work_of as entry_of
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution, Work, counted_work
+from swarm.core.round.facts import WorkLimits
 from swarm.core.state.result_size import most_work
 from swarm.identity.key import Identity, verify
 from swarm.manifest.signed_run import SignedRun
@@ -190,7 +191,8 @@ def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> 
     weights = {one.peer_id: sum(item.num_tokens for item in counted_work(one, None)) for one in contributions}
     share = weights[accomplice.peer_id] / sum(weights.values())
     assert share == pytest.approx(2 / 3)
-    facts = replace(facts, max_work=most, members=tuple(sorted(one.peer_id for one in contributions)))
+    members = tuple(sorted(one.peer_id for one in contributions))
+    facts = replace(facts, limits=WorkLimits(max_work=most), members=members)
     facts.check_contribution(contributions[-1], verify)
     with pytest.raises(RemoteError, match="are the most"):
         facts.check_contribution(made(accomplice, range(most + 1)), verify)

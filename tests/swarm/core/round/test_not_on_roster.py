@@ -55,9 +55,9 @@ class LookingWorld(World):
 
     def _carry_out(self, member: Member, instruction: Instruction) -> None:
         held = self.withheld
-        if not isinstance(instruction, SendBallot) or instruction.proposal.proof.certificate is not None:
+        if not isinstance(instruction, SendBallot):
             return super()._carry_out(member, instruction)
-        roster = instruction.proposal.roster
+        roster = instruction.proposal.new_roster
         if roster is None or roster.contribution_of(held.of) is None:
             return super()._carry_out(member, instruction)
         lacking = set(instruction.to) & held.lacks
