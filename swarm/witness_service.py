@@ -7,9 +7,10 @@ leaves, so that a process that is started again stays silent in rounds in which 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
@@ -29,17 +30,19 @@ from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
-"""{run_id, stage, step, num_parts, basis, view, proof | proposal, words} -> {vote, there} or {promise, roster, result}.
+"""{run_id, stage, step, basis, view, proof | proposal, words} -> {vote, there} or {promise, roster, result}.
 
 None: no vote; `there`: contributions of members, had of themselves, without which a roster is proposed."""
 VOTES = "votes"
-"""{name} -> {votes}: whether this process votes in the round that starts from the version of the name."""
+"""{round} -> {votes}: whether this process votes in the round of that name."""
 LEFT_WITHOUT = "left_without"
 """{stage, step, proposal} -> {brings_nothing, made}, of a member without whose contribution a roster is proposed: what
 it contributes to the round, None while it has not made that."""
 MAX_OPEN_ROUNDS = 256
-MAX_ROUNDS_OF_ONE = 16
+MAX_ROUNDS_OF_ONE = 4
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
+KEPT_ENDED = 32
+"""Rounds whose outcome is known: their leaders may have missed the answer, and ask once more within seconds."""
 KEPT_NAMES = 1024
 MOST_ASKED = 8
 """Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
@@ -51,7 +54,7 @@ PAPERS_S = 2.0
 
 
 class VoteLog:
-    """The rounds, by the names of the versions they start from, in which this identity has signed anything.
+    """The rounds, by their names, in which this identity has signed anything.
 
     A line is a name, and the first view of the last reconfiguration that was signed under, if there was one.
     """
@@ -69,7 +72,7 @@ class VoteLog:
         replace_lines(path, [_line(name, view) for name, view in self._before_start.items()])
 
     def may_vote(self, name: bytes) -> bool:
-        """Whether nothing can have been signed yet in the round that starts from the version of this name."""
+        """Whether nothing can have been signed yet in the round of this name."""
         return not self.is_silent(name) and name.hex() not in self._begun
 
     def is_silent(self, name: bytes) -> bool:
@@ -94,6 +97,15 @@ def _line(name: str, view: int) -> str:
     return name if view == NOT_RECONFIGURED else f"{name} {view}"
 
 
+class _Opened(NamedTuple):
+    """A round, and who asked first."""
+
+    opener: PeerId
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+
+
 @dataclass(frozen=True)
 class AreThere:
     """Instead of a vote: what members have contributed that are missing on the roster."""
@@ -115,6 +127,7 @@ class WitnessService:
         may_join: Callable[[PeerId], bool],
         may_lead: Callable[[PeerId, StageIndex, Step, bytes], bool],
         *,
+        num_parts: Sequence[int],
         papers: DrawnPapers,
         limits: Callable[[Step], WorkLimits] = lambda step: ANY_WORK,
         call_s: float = 10.0,
@@ -122,9 +135,11 @@ class WitnessService:
     ) -> None:
         """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation;
         `may_lead`: whether it may lead the stage's round of the step that starts from the version of the name. All as
-        far as is known here. `papers`: what is looked at of contributions before a vote; `limits`: what one may list.
+        far as is known here. `num_parts`: of each stage's rounds. `papers`: what is looked at of contributions before a
+        vote; `limits`: what one may list.
         `call_s`: who asks this peer waits so long. `amendments`: of the run, in force."""
         self._amendments = amendments
+        self._num_parts = num_parts
         self._papers = papers
         self._limits = limits
         self._answer_s = call_s / 4
@@ -140,9 +155,10 @@ class WitnessService:
         self._is_of_stage = is_of_stage
         self._may_join = may_join
         self._may_lead = may_lead
-        self._rounds: dict[tuple[StageIndex, Step, bytes], Witness] = {}
-        self._opened_by: dict[tuple[StageIndex, Step, bytes], PeerId] = {}
-        """Of the rounds that have not ended here: who asked first."""
+        self._rounds: dict[bytes, Witness] = {}
+        """By their names."""
+        self._opened_by: dict[bytes, _Opened] = {}
+        """Those that have not ended here."""
         self._transport: Transport | None = None
 
     def serve(self, transport: Transport) -> None:
@@ -152,7 +168,7 @@ class WitnessService:
 
     async def _on_votes(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("votes request", request.meta)
-        name = fields.octets("name", length=32)
+        name = fields.octets("round", length=32)
         fields.done()
         return Message({"votes": not self._log.is_silent(name)})
 
@@ -161,14 +177,15 @@ class WitnessService:
         if fields.text("run_id") != self._run_id:
             raise RemoteError("protocol", "another run", sender)
         step = Step(fields.integer("step"))
+        stage = StageIndex(fields.integer("stage", high=len(self._num_parts) - 1))
         facts = RoundFacts.of_basis(
             RoundBasis.from_value(fields.message("basis")),
             run_id=self._run_id,
-            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            stage=stage,
             step=step,
             host=self._host,
             run_key=self._run_key,
-            num_parts=fields.integer("num_parts", high=1 << 16),
+            num_parts=self._num_parts[stage],
             phase_s=1.0,
             limits=self._limits(step),
             amendments=self._amendments,
@@ -185,6 +202,7 @@ class WitnessService:
             except TransientError:
                 gone = await self._silent(facts, {promise.voter for promise in shown.promises})
                 promise = witness.on_ask(sender, view, shown, gone=gone)
+            witness.voter.keep_highest()
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
                 {
@@ -211,8 +229,9 @@ class WitnessService:
                 return Message({"vote": None, "there": [made.packed for made in there]})
         gone = await self._gone(facts, proposal, words)
         vote = witness.on_ballot(sender, proposal, words, gone=gone)
+        witness.voter.keep_highest()
         if proposal.phase == "commit" and vote is not None:
-            self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
+            self._opened_by.pop(facts.name, None)
         return Message({"vote": value_or_none(vote), "there": []})
 
     async def _gone(self, facts: RoundFacts, proposal: Proposal, words: Words | None) -> frozenset[PeerId]:
@@ -232,7 +251,7 @@ class WitnessService:
     async def _votes(self, peer: PeerId, facts: RoundFacts) -> bool:
         """As far as the member says so: one that was started again answers, and does not."""
         assert self._transport is not None
-        asked = Message({"name": facts.previous_name})
+        asked = Message({"round": facts.name})
         try:
             reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._answer_s, max_body_bytes=0)
             return Fields("votes", reply.meta).boolean("votes")
@@ -266,7 +285,7 @@ class WitnessService:
 
     def _may_hold_up(self, peer: PeerId, facts: RoundFacts) -> bool:
         """Whether a vote is held back for the member's sake: it has its time in each round."""
-        if time.monotonic() < self._held_until.get((peer, facts.previous_name), math.inf):
+        if time.monotonic() < self._held_until.get((peer, facts.name), math.inf):
             return True
         self._let_run_out.add(peer, facts.step)
         return False
@@ -276,7 +295,7 @@ class WitnessService:
         run out."""
         is_distrusted = self._let_run_out.names(peer, facts.step) or peer in facts.late
         hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if is_distrusted else 1)
-        self._held_until.setdefault((peer, facts.previous_name), time.monotonic() + hold_s)
+        self._held_until.setdefault((peer, facts.name), time.monotonic() + hold_s)
 
     async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
         """What a member answers with to a roster without it; or whether it is there and waited for all the same."""
@@ -301,16 +320,17 @@ class WitnessService:
         return made if lack is None else False
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
-        if self._identity.peer_id not in facts.voters:
-            raise RemoteError("protocol", "this peer has no vote there", sender)
-        key = (facts.stage, facts.step, facts.previous_name)
+        if self._identity.peer_id not in facts.voters or self._identity.peer_id in facts.members:
+            # A member votes in its own round alone: asked here as well, it would contradict itself, or be silent there.
+            raise RemoteError("protocol", "this peer has no vote there, or has it as a member", sender)
+        key = facts.name
         if key not in self._rounds:
             # A basis binds nothing but its own name: anybody can make one up in which its keys are the members.
-            if not self._may_lead(sender, *key):
+            if not self._may_lead(sender, facts.stage, facts.step, facts.previous_name):
                 raise TransientError(f"{sender[-6:]} is not known here to lead step {facts.step} of {facts.stage}")
             self._end_old(sender, facts)
             # Whoever makes up rounds uses up its own share, nobody else's.
-            if sum(1 for opener in self._opened_by.values() if opener == sender) >= MAX_ROUNDS_OF_ONE:
+            if sum(1 for opened in self._opened_by.values() if opened.opener == sender) >= MAX_ROUNDS_OF_ONE:
                 raise TransientError(f"{sender[-6:]} has {MAX_ROUNDS_OF_ONE} rounds open here")
             self._forget()
             if len(self._rounds) >= MAX_OPEN_ROUNDS:
@@ -320,38 +340,36 @@ class WitnessService:
                 self._identity.peer_id,
                 self._identity.sign,
                 verify,
-                votes=self._log.may_vote(facts.previous_name),
-                signed_under=self._log.signed_under(facts.previous_name),
+                votes=self._log.may_vote(key),
+                signed_under=self._log.signed_under(key),
             )
             self._rounds[key] = Witness(voter)
-            self._opened_by[key] = sender
+            self._opened_by[key] = _Opened(sender, facts.stage, facts.step, facts.previous_name)
         witness = self._rounds[key]
         if witness.voter.votes:
-            await self._log.begin(facts.previous_name)
+            await self._log.begin(key)
         return witness
 
     async def _log_reconfigured(self, facts: RoundFacts, changed: Reconfiguration | None) -> None:
         """What is signed under it from now on is on record."""
         if changed is not None:
             facts.election.check_reconfiguration(changed, verify)
-            await self._log.begin(facts.previous_name, changed)
+            await self._log.begin(facts.name, changed)
 
     def _end_old(self, leader: PeerId, facts: RoundFacts) -> None:
         """Rounds that are over elsewhere, as it seems, though no ballot said so here: a leader that has votes enough
         asks no more. Those of who leads a later one, and those that nobody may begin any more."""
-        for key, opener in list(self._opened_by.items()):
-            stage, step, _ = key
-            leads_later = opener == leader and stage == facts.stage and step < facts.step - 1
-            if leads_later or not self._may_lead(opener, *key):
+        for key, opened in list(self._opened_by.items()):
+            leads_later = (opened.opener, opened.stage) == (leader, facts.stage) and opened.step < facts.step - 1
+            if leads_later or not self._may_lead(*opened):
                 del self._opened_by[key]
 
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
-        names = {name for _, _, name in self._rounds}
-        self._held_until = {held: until for held, until in self._held_until.items() if held[1] in names}
         ended = [key for key in self._rounds if key not in self._opened_by]
-        for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
+        for key in ended[: max(0, len(ended) - KEPT_ENDED)]:
             del self._rounds[key]
+        self._held_until = {held: until for held, until in self._held_until.items() if held[1] in self._rounds}
 
 
 def check_joins(proposal: Proposal, may_join: Callable[[PeerId], bool]) -> None:
@@ -387,7 +405,6 @@ async def ask_witness(
         "run_id": facts.run_id,
         "stage": facts.stage,
         "step": facts.step,
-        "num_parts": facts.num_parts,
         "basis": basis.to_value(),
     }
     if isinstance(what, AskPromise):

@@ -47,6 +47,7 @@ from peer.stage.context import StageContext  # noqa: E402
 from peer.stage.events import Events  # noqa: E402
 from peer.stage.tasks import Tasks  # noqa: E402
 from peer.state.replica import StageReplica  # noqa: E402
+from swarm.averaging.parts import Parts  # noqa: E402
 from swarm.bulk_digest import bulk_digest  # noqa: E402
 from swarm.checkpoint.results import ResultStore  # noqa: E402
 from swarm.checkpoint.snapshots import SnapshotStore  # noqa: E402
@@ -404,11 +405,12 @@ async def _pong(sender: PeerId, request: Message) -> Message:
     return Message()
 
 
-async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Fields]]:
+async def _host(number: int, folder: Path, *, params: int) -> Callable[[Fields], Awaitable[Fields]]:
     """The run's host, as far as rounds concern it."""
     identity = host_identity(number)
     transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
     log = VoteLog(folder / "voted-host.log")
+    settings = settings_of("int8", "mean", number)
     witness = WitnessService(
         run_id="averaging",
         identity=identity,
@@ -418,7 +420,8 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
         is_of_stage=lambda peer, stage: True,
         may_join=lambda peer: True,
         may_lead=lambda peer, stage, step, name: True,
-        papers=drawn_papers(transport, settings_of("int8", "mean", number)),
+        num_parts=[len(Parts.of(settings, ParameterLayout.of({"mlp.weight": (1, params)})))] * (STAGE + 1),
+        papers=drawn_papers(transport, settings),
     )
     witness.serve(transport)
 
@@ -434,7 +437,7 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
 async def _live(stop: asyncio.Event) -> None:
     number, peers, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     if number == peers:
-        do = await _host(number, folder)
+        do = await _host(number, folder, params=int(sys.argv[4]))
     else:
         do = OurPeer(number, peers, folder, params=int(sys.argv[4]), rule=sys.argv[5]).do
     while (order := await asyncio.to_thread(next_order)) is not None:

@@ -78,6 +78,7 @@ from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.places import network_of
 from swarm.network.transport import Message, Transport
+from swarm.optim.stage_step import stage_num_parts
 from swarm.witness_service import VoteLog, WitnessService
 from verification.kinds.false_work import FalseWork, entry_check
 
@@ -209,6 +210,7 @@ class Host:
             lambda peer, stage: self._stage_of(peer) == stage,
             self.justice.may_train,
             self._may_lead,
+            num_parts=stage_num_parts(run.settings),
             papers=DrawnPapers(
                 self._transport,
                 entry_check(

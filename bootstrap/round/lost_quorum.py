@@ -19,7 +19,7 @@ from bootstrap.round.asking import of_each
 from swarm.core.canonical import Value
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.round.basis import RoundBasis
+from swarm.core.round.basis import RoundBasis, round_name
 from swarm.core.round.voting import MOST_VIEWS, Reconfiguration, electorate, quorum
 from swarm.core.seats import seats, weight_of
 from swarm.host_protocol import RECONFIGURE, STANDING
@@ -115,7 +115,7 @@ class LostQuorum:
         closing_s = time.monotonic() - self._closing_since[1]
         view = _view_of(there, basis)
         weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
-        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, basis, said)))
+        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, place, said)))
         live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
         leaders = basis.leaders(Step(version))
         deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
@@ -181,14 +181,15 @@ class LostQuorum:
         fields.done()
         return Standing(Place(version, basis), view, closing)
 
-    async def _votes(self, peer: PeerId, basis: RoundBasis, said: Collection[PeerId]) -> bool:
+    async def _votes(self, peer: PeerId, place: Place, said: Collection[PeerId]) -> bool:
         """Whether the voter votes in the round: not if it was started again in it, except under other voters. Raises
         RemoteError for a member that has gone to another stage."""
+        name = round_name(self._stage, Step(place.version), place.basis.name)
         if peer == self._host:
-            return not self._own_log.is_silent(basis.name)
-        if peer in basis.members and peer not in said:
+            return not self._own_log.is_silent(name)
+        if peer in place.basis.members and peer not in said:
             await self._standing(peer)
-        asked = Message({"name": basis.name})
+        asked = Message({"round": name})
         reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._call_s, max_body_bytes=0)
         return Fields("votes", reply.meta).boolean("votes")
 

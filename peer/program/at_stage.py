@@ -65,7 +65,7 @@ from swarm.identity.key import Identity
 from swarm.manifest.signed_run import Ending
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message
-from swarm.optim.stage_step import stage_clip_norm
+from swarm.optim.stage_step import stage_clip_norm, stage_num_parts
 from swarm.witness_service import VoteLog, WitnessService
 from verification.kinds.false_work import entry_check
 
@@ -246,6 +246,7 @@ class PeerAtStage:
             self._is_of_stage,
             own.verdicts.may_train,
             lambda peer, stage, *_: peer in neighbours.of_stage(stage),
+            num_parts=stage_num_parts(settings),
             papers=self._drawn,
             limits=partial(work_limits, settings),
             call_s=settings.deadlines.call_s,

@@ -375,7 +375,7 @@ class RoundDriver:
         machine = state.round
         assert machine is not None
         state.logged, state.logged_under = asyncio.get_running_loop().create_future(), machine.changed
-        self._context.tasks.spawn(self._log_round(machine.facts.previous_name, machine.changed, state.logged))
+        self._context.tasks.spawn(self._log_round(machine.facts.name, machine.changed, state.logged))
 
     async def _log_round(self, name: bytes, changed: Reconfiguration | None, logged: asyncio.Future[None]) -> None:
         await self._vote_log.begin(name, changed)

@@ -180,7 +180,7 @@ class StageRounds:
             phase_s=self.taking.phase.seconds,
         )
         if steps.is_member:
-            name = steps.chain.name
+            name = state.facts.name
             # Whoever votes alone cannot contradict another.
             votes = self.vote_log.may_vote(name) or state.facts.voters == (me,)
             state.round = AveragingRound(
@@ -262,7 +262,7 @@ class StageRounds:
         fields.done()
         state = steps.open_step(Step(steps.version))
         # A reconfiguration under which this identity has voted is over: the next must begin past it.
-        view = max(state.leading_view if state is not None else 0, self.vote_log.signed_under(steps.chain.name))
+        view = max(state.leading_view if state is not None else 0, self.vote_log.signed_under(steps.chain.round_name))
         closing = state is not None and state.round is not None and state.round.is_closing
         basis = steps.chain.basis.to_value()
         return Message({"version": steps.version, "view": view, "closing": closing, "basis": basis})

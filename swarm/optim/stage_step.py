@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import Encoded
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.state import Array, StageState
 from swarm.core.errors import LocalError
 from swarm.core.plan import FLOAT_BYTES
@@ -253,6 +254,12 @@ def stage_clip_norm(settings: RunSettings, stage: int) -> float:
     """The gradient norm that the stage clips at."""
     sizes = [stage_layout(settings.model, other).num_values for other in range(settings.model.num_stages)]
     return float(settings.outer.max_norm * np.sqrt(np.float64(sizes[stage] / sum(sizes))))
+
+
+def stage_num_parts(settings: RunSettings) -> list[int]:
+    """Of each stage's rounds."""
+    stages = range(settings.model.num_stages)
+    return [len(Parts.of(settings, stage_layout(settings.model, stage))) for stage in stages]
 
 
 def extrapolates(settings: RunSettings, version: int) -> bool:

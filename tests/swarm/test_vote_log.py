@@ -48,7 +48,8 @@ def promise(log: VoteLog, view: int, changed: Reconfiguration | None = None) -> 
     transport = network.transport(WITNESS)
     papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
     anybody = (lambda peer, stage: True, lambda peer: True, lambda peer, stage, step, name: True)
-    WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
+    names = ("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id)
+    WitnessService(*names, log, *anybody, num_parts=[1], papers=papers).serve(transport)
     (leader,) = [one for one in LEADERS if one.peer_id == FACTS.leader_of(view)]
     made = []
     for member in sorted(LEADERS, key=lambda one: one.peer_id):
@@ -83,7 +84,7 @@ def test_what_the_run_key_did_not_sign_is_not_written_down(tmp_path: Path) -> No
     path = tmp_path / "voted.log"
     with pytest.raises(RemoteError):
         promise(VoteLog(path), 64, replace(reconfiguration(64), signature=bytes(64)))
-    assert path.read_text() == f"{BASIS.name.hex()}\n"
+    assert path.read_text() == f"{FACTS.name.hex()}\n"
 
 
 def test_a_log_keeps_the_last_names_each_with_the_last_reconfiguration(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import swarm.witness_service
 from bootstrap.state.run_folder import PreparedRun
 from swarm.core.canonical import Value
-from swarm.core.errors import TransientError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.ballots import Proposal
@@ -79,6 +79,7 @@ class World:
             lambda peer, stage: True,
             lambda peer: True,
             lambda peer, stage, step, name: peer in self.may_lead and step >= self.lowest,
+            num_parts=[1],
             papers=DrawnPapers(transport, lambda made, entry, value: None, random.Random(0)),
         )
         self.service.serve(transport)
@@ -301,17 +302,17 @@ def test_rounds_that_the_stage_is_past_are_nobody_s_share(tmp_path: Path) -> Non
         world = World(tmp_path)
         leader, other = leader_of(7), next(peer for peer in MEMBERS if peer != leader_of(7))
         await world.commits(range(MAX_ROUNDS_OF_ONE), 7)
-        assert set(world.service._opened_by.values()) == {leader}
+        assert {opened.opener for opened in world.service._opened_by.values()} == {leader}
         world.lowest = 8
         later = next(step for step in range(8, 64) if leader_of(step) == other)
         await world.commit(0, later)
-        assert set(world.service._opened_by.values()) == {other}
+        assert {opened.opener for opened in world.service._opened_by.values()} == {other}
 
     asyncio.run(scenario())
 
 
 def test_in_a_round_that_was_forgotten_nothing_is_signed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.witness_service, "MAX_OPEN_ROUNDS", 4)
+    monkeypatch.setattr(swarm.witness_service, "KEPT_ENDED", 2)
 
     async def scenario() -> None:
         world = World(tmp_path)
@@ -323,5 +324,49 @@ def test_in_a_round_that_was_forgotten_nothing_is_signed_again(tmp_path: Path, m
         assert rounds[0] not in world.service._rounds
         world.lowest = 7
         assert await world.promise(0, 7, 2) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_true_basis_shown_for_another_step_silences_no_round(tmp_path: Path) -> None:
+    """A version's name says no step: whoever knows it could have a process vote in a round that there is not."""
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        await world.commit(0, 12)
+        assert await world.promise(0, 7, 1) is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_member_is_asked_for_its_vote_as_a_member_alone(tmp_path: Path) -> None:
+    """As a witness of its own round it would vote twice, or no more as a member."""
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        members = tuple(sorted((WITNESS.peer_id, *MEMBERS[:2])))
+        work, links = (8,) * len(members), (None,) * len(members)
+        basis = RoundBasis(*(bytes(32), bytes(32), members, work, members, work, BESIDE[:1]), links, UNSAID)
+        facts = facts_of(basis, 7)
+        line = world.lines[next(peer for peer in members if peer != WITNESS.peer_id)]
+        with pytest.raises(RemoteError, match="as a member"):
+            await ask_witness(line, WITNESS.peer_id, facts, basis, commit_of(facts), timeout_s=5.0)
+        assert world.num_logged() == 0
+
+    asyncio.run(scenario())
+
+
+def test_of_what_is_certified_a_witness_keeps_the_highest(tmp_path: Path) -> None:
+    """Whoever makes up a basis certifies as many rosters of megabytes as it likes."""
+
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path)
+        await world.promise(0, 7, 1)
+        (witness,) = world.service._rounds.values()
+        roster = world._asked.proposal.roster
+        assert roster is not None
+        witness.voter.rosters |= {view: replace(roster, view=view) for view in range(8)}
+        await world.promise(0, 7, 2)
+        assert [*witness.voter.rosters] == [7]
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from swarm.core.canonical import digest
 from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.layout import AtMost
 from swarm.core.once import once
 from swarm.core.record import Row
@@ -84,6 +84,12 @@ class RoundBasis(Row, kind="basis"):
         for listed in (self.members, self.previous_members):
             if not listed or any(one >= other for one, other in pairwise(listed)):
                 raise RemoteError("malformed", "basis without members, or not in order")
+
+
+def round_name(stage: StageIndex, step: Step, previous_name: bytes) -> bytes:
+    """Of the round of a stage's step that starts from the version of that name, which says neither: whoever shows a
+    version's true basis may say any step to it."""
+    return digest("round-name", [stage, step, previous_name])
 
 
 def leaders_of(work: Mapping[PeerId, int], step: Step, *, late: Collection[PeerId] = ()) -> tuple[PeerId, ...]:

@@ -13,7 +13,7 @@ from swarm.core.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.once import once
-from swarm.core.round.basis import RoundBasis
+from swarm.core.round.basis import RoundBasis, round_name
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate
 
@@ -119,6 +119,11 @@ class RoundFacts:
             amendments=amendments,
             late=basis.late,
         )
+
+    @once
+    def name(self) -> bytes:
+        """Of the round."""
+        return round_name(self.stage, self.step, self.previous_name)
 
     @property
     def voters(self) -> tuple[PeerId, ...]:

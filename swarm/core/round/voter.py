@@ -124,6 +124,12 @@ class RoundVoter:
         if self.votes:
             self._voter.learn(certificate, certificate.value)
 
+    def keep_highest(self) -> None:
+        """Of what is certified, all that a promise names: of who leads nothing, and so need not show the rest."""
+        for held in (self.rosters, self.likely):
+            for view in sorted(held)[:-1]:
+                del held[view]
+
     def check(self, proposal: Proposal) -> None:
         """Raises RemoteError unless what is proposed fits the round and its proof allows it."""
         if proposal.roster is not None:

@@ -18,7 +18,7 @@ from swarm.core.pipeline.allowances import Allowances
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
-from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of, round_name
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts, WorkLimits
 from swarm.core.seats import seats
@@ -139,6 +139,11 @@ class StageChain(Record):
             return self.basis.leaders(step)
         assert int(step) == self.version + 1
         return leaders_of(self.basis.work_of, step, late=self.basis.late)
+
+    @property
+    def round_name(self) -> bytes:
+        """Of the round that starts from this version."""
+        return round_name(self.stage, Step(self.version), self.name)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""

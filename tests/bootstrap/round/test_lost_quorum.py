@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bootstrap.round.lost_quorum import PATIENCE, Follow, LostQuorum, Place
-from swarm.core.ids import PeerId, StageIndex
-from swarm.core.round.basis import RoundBasis
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round.basis import RoundBasis, round_name
 from swarm.core.round.voting import Reconfiguration
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
@@ -27,6 +27,7 @@ ALIKE, NOTHING = (8,) * len(NAMES), (None,) * len(NAMES)
 BASIS = RoundBasis(bytes(32), bytes(32), NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID)
 LEASE_S, CALL_S = 100.0, 3.0
 TRUE = Place(7, BASIS)
+ROUND = round_name(StageIndex(0), Step(7), BASIS.name)
 MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], (1,), NAMES[:1], (1,), (), (None,), UNSAID))
 
 
@@ -66,14 +67,15 @@ class SilentStage:
         """The voter's log after it has begun the round, in this process or in one before it."""
         path = self._folder / voter.peer_id
         log = VoteLog(path)
-        asyncio.run(log.begin(BASIS.name))
+        asyncio.run(log.begin(ROUND))
         return VoteLog(path) if started_again else log
 
     def _serve(self, member: Identity, *, started_again: bool) -> None:
         transport, log = self._network.transport(member), self._voted(member, started_again=started_again)
         papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
         anybody = (lambda peer, stage: True, lambda peer: True, lambda peer, stage, step, name: True)
-        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log, *anybody, papers=papers).serve(transport)
+        names = ("run", member, HOST.peer_id, RUN_KEY.peer_id)
+        WitnessService(*names, log, *anybody, num_parts=[1], papers=papers).serve(transport)
 
         async def on_standing(sender: PeerId, request: Message) -> Message:
             self.num_asked += 1
