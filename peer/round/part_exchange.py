@@ -178,7 +178,7 @@ class PartExchange:
         state = parcels[0].state
         bodies = tuple(parcel.body for parcel in parcels)
         reply = await self._mail.send(state, peer, meta, bodies, way)
-        if state.round is not None:
+        if state.round is not None and reply is not None:
             state.round.moved(peer, now=time.monotonic())
         return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)
 
@@ -204,8 +204,18 @@ class PartExchange:
 
         Raises RemoteError if the message as a whole is no good, TransientError if it is too early or too late.
         """
-        machine.moved(sender, now=time.monotonic())
+        machine.facts.check_member(sender)
         state.came_bytes += len(body)
+        was_here = self.holds(state, sender, fields)
+        heard = await self._received(state, machine, sender, fields, body)
+        # What brings nothing shows nobody that the round goes on: a leader could hold up its own for ever.
+        if len(body) and heard.failure is None and not was_here:
+            machine.moved(sender, now=time.monotonic())
+        return heard
+
+    async def _received(
+        self, state: StepState, machine: AveragingRound, sender: PeerId, fields: Fields, body: memoryview
+    ) -> Heard:
         kind = fields.text("of")
         heads = fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
         bodies = _cut(body, fields.items("sizes", integer_item, max_items=MAX_PARCELS), sender)
@@ -217,7 +227,6 @@ class PartExchange:
             heard = await self._receive_whole(state, machine, sender, kind, heads, bodies)
             self._measure(sender, kind, body)
             return heard
-        machine.facts.check_member(sender)
         self._measure(sender, kind, body)
         part = bulk_digest(pack([kind, heads[0]]))
         whole = state.parts.fragments.put(sender, part, fragment, bodies[0], max_bytes=self.max_message_bytes)

@@ -63,6 +63,7 @@ class Machine:
         self.result = None
         self.facts = SimpleNamespace(check_member=lambda peer: None)
         self.heard: list[tuple[str, int]] = []
+        self.num_moved = 0
         self._digests = digests
 
     def expected_digest(self, part: int, sender: PeerId) -> bytes:
@@ -84,6 +85,7 @@ class Machine:
 
     def moved(self, peer: PeerId, *, now: float) -> None:
         assert peer == SENDER
+        self.num_moved += 1
 
     def on_part(self, sender: PeerId, part: int) -> list[Any]:
         return self._take("part", part)
@@ -135,7 +137,7 @@ class Scene:
             version=FACTS.step,
             is_open=lambda state: state is self.state,
         )
-        self.machine = Machine([bulk_digest(body) for body in GOOD])
+        self.state.round = self.machine = Machine([bulk_digest(body) for body in GOOD])
         screens: Any = SimpleNamespace(check_part=lambda *args, **named: None)
         self.sent: list[Any] = []
         mail: Any = SimpleNamespace(send=self._send)
@@ -388,6 +390,20 @@ def test_what_is_sent_again_takes_room_once(scene: Scene) -> None:
     held = sorted((path.name, path.stat().st_blocks * 512) for path in scene.folder.iterdir())
     assert [name for name, _ in held] == ["inputs-00000000", "outputs-00000000"]
     assert all(size <= len(GOOD[1]) + 8192 for _, size in held)
+
+
+def test_only_what_brings_something_new_shows_that_the_round_goes_on(scene: Scene) -> None:
+    """Or a leader could hold its view for as long as parts are waited for, with messages of nothing."""
+    scene.receive(**contributed([], []))
+    with pytest.raises(RemoteError, match="differ from its commitment"):
+        scene.receive(**contributed([1], [GOOD[2]]))
+    assert scene.machine.num_moved == 0
+    for _ in range(2):
+        scene.receive(**contributed([1], [GOOD[1]]))
+        scene.receive(**reduced([1], GOOD[1:2]))
+        for fragment in fragments_of(contributed([2], [GOOD[2]]), 4)[:2]:
+            scene.receive(**fragment)
+    assert scene.machine.num_moved == 4
 
 
 def test_bytes_of_old_steps_leave_memory_and_disk(tmp_path: Path) -> None:
