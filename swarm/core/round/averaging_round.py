@@ -514,7 +514,7 @@ class AveragingRound:
         owes = False
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
-            owes = bool(self.parts.unproved(proposal.result))
+            owes = self._is_unproved(proposal, now)
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None, now=now)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
@@ -531,6 +531,15 @@ class AveragingRound:
                 self._patience.vote_on_result(self._reduction.arrivals.allowed_s(now=now), now=now)
             self._wait_for_leader(now)
         return accused + out
+
+    def _is_unproved(self, proposal: Proposal, now: float) -> bool:
+        """Whether more is said of a result's parts than their reducers have signed for; or that nobody brings them,
+        sooner than a leader could have seen that: it is asked for votes again."""
+        result = proposal.result
+        if result is None or self.parts.unproved(result):
+            return result is not None
+        leaves_empty = bool(result.roster.contributions) and any(part.is_empty for part in result.parts)
+        return leaves_empty and proposal.is_new_result and not self._patience.may_be_empty(now=now)
 
     def _is_without_me(self, proposal: Proposal) -> bool:
         """Whether a new roster puts this peer off, or does without what it has to bring.
@@ -844,7 +853,7 @@ class AveragingRound:
     def _bytes_came(self, now: float) -> Instructions:
         """A result that is voted on may now have all its bytes here."""
         owed = self._owed
-        if owed is not None and owed[1].result is not None and not self.parts.unproved(owed[1].result):
+        if owed is not None and not self._is_unproved(owed[1], now):
             return self._cast(*owed)
         if owed is not None:
             self._wait_for_leader(now)

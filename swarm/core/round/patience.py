@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from swarm.core.ids import PeerId
 from swarm.core.transfers import WINDOW_S, straggler_s
 
+UNBROUGHT_PHASES = 4
+"""So long reducers have had at least when an honest leader leaves a part empty: it gave it to one after another."""
 LONGEST_PATIENCE = 8
 """A leader that follows so many that were given up is waited for so many times as long as the first."""
 
@@ -35,6 +37,8 @@ class Patience:
     it: counted from the first roster of its view, so that a later one buys no time."""
     result_until: float = -math.inf
     """Until when a leader is waited for whose result was voted for, or is to be, whatever is heard of the round."""
+    empty_from: float | None = None
+    """From when on a result of the view may leave parts empty; None before anything is heard of its roster."""
 
     def heard(self) -> None:
         """Of a leader that does its work."""
@@ -45,7 +49,7 @@ class Patience:
 
     def turned(self) -> None:
         """A later view begins."""
-        self.due, self.result_until = None, -math.inf
+        self.due, self.result_until, self.empty_from = None, -math.inf, None
 
     @property
     def num_phases(self) -> int:
@@ -58,6 +62,16 @@ class Patience:
     def follow(self, silence_s: float, *, now: float) -> None:
         """The first roster of a view is here: `silence_s` after it has come to them too, reducers say who is silent."""
         self.roster_until = now + silence_s + 2 * self.phase_s
+        self._roster_is_here(now)
+
+    def may_be_empty(self, *, now: float) -> bool:
+        """Whether reducers had the time that whoever leads must give them before it leaves a part empty."""
+        return now >= self._roster_is_here(now)
+
+    def _roster_is_here(self, now: float) -> float:
+        if self.empty_from is None:
+            self.empty_from = now + UNBROUGHT_PHASES * self.phase_s
+        return self.empty_from
 
     def vote_on_result(self, allowed_s: float, *, now: float) -> None:
         """The leader waits `allowed_s` for whoever still fetches: who turned away meanwhile would begin it all anew."""

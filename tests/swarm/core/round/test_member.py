@@ -25,6 +25,7 @@ from swarm.core.round.averaging_round import (
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Exclusion, Rate, ReducedPart
 from swarm.core.round.lead import ABSENT_SHARE, MAX_RELIEFS
+from swarm.core.round.patience import UNBROUGHT_PHASES
 from swarm.core.round.voting import Proof, quorum
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -312,7 +313,27 @@ def test_parts_whose_contributors_all_died_are_left_empty() -> None:
     # Whoever is told takes it, and a member that comes back votes for it without any bytes.
     assert has(second.on_result(only(out, SendResult).result, now=now), Finish)
     back = round_of(facts, second.me)
+    assert not has(back.on_ballot(leader.me, ballot, now=now), SendVote), "it was not there to see the time go by"
+    now += UNBROUGHT_PHASES * PHASE_S
     assert only(back.on_ballot(leader.me, ballot, now=now), SendVote).to == leader.me
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_nobody_votes_for_empty_parts_before_reducers_had_their_time_nor_its_reducer_once_it_has_one(
+    reduces: bool,
+) -> None:
+    """Or whoever leads would undo all that others did in its steps, by its word alone."""
+    facts, (first, second, _) = facts_and_rounds(3)
+    roster = roster_of(facts)
+    second.on_roster(first.me, roster, now=0.0)
+    parts = tuple(map(ReducedPart.empty, range(facts.num_parts)))
+    asked = asked_result(facts, result_of(facts, roster, parts=parts))
+    assert not has(second.on_ballot(first.me, asked, now=0.1), SendVote)
+    if reduces:
+        own = next(part for part in range(facts.num_parts) if roster.combiner_of(part) == second.me)
+        everyone = tuple(made.peer_id for made in roster.contributions)
+        second.aggregated(reduced_part(own, everyone), now=0.2)
+    assert has(second.on_ballot(first.me, asked, now=UNBROUGHT_PHASES * PHASE_S), SendVote) is not reduces
 
 
 # -- the result -------------------------------------------------------------------------------------------
