@@ -12,7 +12,7 @@ from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
 from peer.round.presence import Presence
 from peer.round.stage_steps import StageSteps
-from peer.round.step_state import StepState
+from peer.round.step_state import StepState, Ungranted
 from peer.stage.events import Overtaken, PeerLost
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
@@ -139,10 +139,8 @@ class ProgressCalls:
                     state.refused_since = state.refused_since or time.monotonic()
                 return
             state.refused_since = None
-            if granted or not report.num_wanted:
-                state.ungranted_since = None
-            else:  # others may be at work
-                state.ungranted_since = state.ungranted_since or time.monotonic()
+            has_some = granted > num_done or not report.num_wanted or (exhausted and num_done > 0)
+            state.ungranted.look(leader, has_some=has_some, now=time.monotonic())
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
             self._turns.look_again()
@@ -239,7 +237,7 @@ class ProgressCalls:
         leader, told = state.leader, {*self._presence.present()} - {self._context.me, state.leader}
         log.warning("stage %d step %d: %s begins no round", self._steps.chain.stage, state.step, leader[-6:])
         self._presence.unreachable(state, leader)
-        state.waits_since, state.refused_since, state.ungranted_since = time.monotonic(), None, None
+        state.waits_since, state.refused_since, state.ungranted = time.monotonic(), None, Ungranted()
         self._driver.carry_out(state, [SendTurned(tuple(sorted(told)), state.round.view)])
 
     @property
@@ -254,8 +252,8 @@ class ProgressCalls:
         are still at work may take as long as steps lately did, and as long again."""
         steps = self._steps
         waits = [since for since in (state.waits_since, state.refused_since) if since is not None]
-        if state.ungranted_since is not None:
-            waits.append(state.ungranted_since + UNGRANTED_TIMES * self._step_s)
+        if (ungranted_s := state.ungranted.seconds(now=time.monotonic())) > 0:  # others may be at work
+            waits.append(time.monotonic() - ungranted_s + UNGRANTED_TIMES * self._step_s)
         if state.round is None or state.round.is_closing or not waits:
             return False
         quiet_until = max(min(waits), steps.turned_at) + self._step_s

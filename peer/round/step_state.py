@@ -57,6 +57,24 @@ class StepParts:
 
 
 @dataclass
+class Ungranted:
+    """How long this peer has wanted work of one leader of the step and had none to begin, all times together: a little
+    now and then is no step."""
+
+    _leader: PeerId | None = None
+    _seconds: float = 0.0
+    _since: float | None = None
+
+    def look(self, leader: PeerId, *, has_some: bool, now: float) -> None:
+        """The leader has answered."""
+        self._seconds = self.seconds(now=now) if leader == self._leader else 0.0
+        self._leader, self._since = leader, None if has_some else now
+
+    def seconds(self, *, now: float) -> float:
+        return self._seconds + (0.0 if self._since is None else now - self._since)
+
+
+@dataclass
 class StepSheets:
     """This member's large messages of the step's round; written by `peer.round.mail.ropes`."""
 
@@ -90,8 +108,8 @@ class StepState:
     say it."""
     refused_since: float | None = None
     """Since when its leader, who lives, takes none of this peer's reports. By `step_progress`."""
-    ungranted_since: float | None = None
-    """Since when this peer wants work and was given none. By `step_progress`."""
+    ungranted: Ungranted = field(default_factory=Ungranted)
+    """By `step_progress`."""
     had_done: int = 0
     """Microbatches, at that time. By `step_progress`."""
     view: int = 0

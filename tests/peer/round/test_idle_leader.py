@@ -16,6 +16,7 @@ from peer.round.step_progress import (
     USUAL_TIMES,
     ProgressCalls,
 )
+from peer.round.step_state import Ungranted
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import SendTurned
 from tests.peer.round.test_joiners import Clock
@@ -33,7 +34,7 @@ class Around:
     is_closing: bool = False
     waits_since: float | None = None
     refused_since: float | None = None
-    ungranted_since: float | None = None
+    ungranted: Ungranted = field(default_factory=Ungranted)
     usual_s: float | None = None
     turned_at: float = 0.0
     said: list[Any] = field(default_factory=list)
@@ -99,9 +100,22 @@ def test_a_leader_that_refuses_all_reports_or_grants_nothing_is_passed_over_too(
     clock.now = 500.0
     assert passed_over_at(around, clock, until=1e4) == 500.0 + STEP_S + CALL_S + 1
     assert around.refused_since is None, "the next one has refused nothing"
-    around = Around(ungranted_since=500.0)
+    around = Around()
+    around.ungranted.look(LEADER, has_some=False, now=500.0)
     clock.now = 500.0
     assert passed_over_at(around, clock, until=1e4) == 500.0 + (1 + UNGRANTED_TIMES) * (STEP_S + CALL_S) + 1
+
+
+def test_a_leader_that_grants_a_little_now_and_then_holds_no_step_up(clock: Clock) -> None:
+    ungranted = Ungranted()
+    while clock.now < 1000.0:
+        ungranted.look(LEADER, has_some=True, now=clock.now)
+        ungranted.look(LEADER, has_some=False, now=clock.now + 1.0)
+        clock.now += STEP_S
+    assert ungranted.seconds(now=clock.now) == pytest.approx(clock.now * (STEP_S - 1.0) / STEP_S, abs=0.1)
+    assert passed_over_at(Around(ungranted=ungranted), clock, until=clock.now + 1.0) is not None
+    ungranted.look(OTHER, has_some=False, now=clock.now)
+    assert ungranted.seconds(now=clock.now) == 0.0, "the next leader has as long"
 
 
 def test_nobody_waits_for_a_round_before_the_version_it_starts_from(clock: Clock) -> None:
