@@ -329,6 +329,8 @@ class RoundLead:
         found = {}
         for peer in self._missed & self._lacks.keys():
             said = self._lacks[peer]
+            if peer == self.me and peer not in said and roster.num_lacks(peer) < 2:
+                continue  # of two, the other's word alone would undo each step: here it is relieved
             if roster.contribution_of(peer) is not None and (peer in said or len(said) >= roster.num_lacks(peer)):
                 found[peer] = (said[peer],) if peer in said else tuple(said.values())
         self.leave_out |= found

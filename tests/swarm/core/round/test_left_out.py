@@ -95,6 +95,19 @@ def test_who_gives_itself_up_is_left_out_by_its_own_word_alone() -> None:
     assert facts.members == tuple(sorted([leader.me, second.me, slow.me]))
 
 
+def test_of_two_the_others_word_does_not_leave_out_who_leads() -> None:
+    _, (leader, other) = facts_and_rounds(2, witnesses=1)
+    roster = led_roster(leader)
+    assert roster.num_lacks(leader.me) == 1
+    (said,) = lacks(roster, leader.me, [other.me])
+    assert not leader.on_missing(other.me, 0, [leader.me], [(leader.me, said.signature)], now=LATER_S)
+    (said,) = lacks(roster, leader.me, [leader.me])
+    smaller = only(
+        leader.on_missing(leader.me, 0, [leader.me], [(leader.me, said.signature)], now=LATER_S), SendRoster
+    ).roster
+    assert [one.peer_id for one in smaller.left_out] == [leader.me], "its own word does"
+
+
 def test_reducers_say_whose_parts_do_not_come_and_the_view_goes_on_without() -> None:
     facts, (leader, second, slow) = facts_and_rounds(3)
     roster = led_roster(leader)
