@@ -118,6 +118,7 @@ class AveragingRound:
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
+    _named_in_vain: set[PeerId] = field(default_factory=set)  # of those, who showed none though others had heard it
     _voter: RoundVoter = field(init=False)
     _reduction: RoundReduction = field(init=False)
     _patience: Patience = field(init=False)
@@ -469,6 +470,8 @@ class AveragingRound:
         if peer == self.me or peer in self._unproved or self.result is not None:
             return []
         self._unproved.add(peer)
+        if peer in self._there:
+            self._named_in_vain.add(peer)
         if not self._lead.is_on:
             return []
         if self.asks_votes_for(peer) is not None:
@@ -582,7 +585,9 @@ class AveragingRound:
             if self._seen[made.peer_id] == made:
                 found[made.peer_id] = made
         self._there |= found
-        self._unproved -= found.keys()  # who names them has seen their papers
+        # Who names them has seen their papers. Once: else it and a member that shows them to nobody else undo each view.
+        self._unproved -= found.keys() - self._named_in_vain
+        found = {peer: made for peer, made in found.items() if peer not in self._unproved}
         if self.result is not None or not self._lead.is_on:
             return out
         if self._lead.is_without(found.values()):

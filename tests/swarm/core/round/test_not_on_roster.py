@@ -225,6 +225,18 @@ def test_whom_a_voter_outside_has_heard_is_on_the_next_roster_though_the_leader_
     assert leader.on_there([contribution(second.me)], now=0.2) == []
 
 
+def test_whom_a_voter_outside_names_and_who_shows_the_leader_no_papers_all_the_same_undoes_one_view() -> None:
+    """A neighbour and a member could else undo each view of each leader: one names it, and it shows nothing."""
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    closed(leader, [second.me, fourth.me])
+    assert has(leader.on_there([contribution(third.me)], now=0.1), SendClose)
+    leader.leave_out(third.me, now=0.2)
+    view = leader.view
+    for _ in range(3):
+        assert not has(leader.on_there([contribution(third.me)], now=0.3), SendClose)
+    assert leader.view == view
+
+
 def test_whom_another_voter_has_heard_before_votes_are_asked_for_is_on_that_roster() -> None:
     facts, (leader, second, third) = facts_and_rounds(3)
     leader.close(reason="full", joins=(), view=0, now=0.0)
