@@ -295,6 +295,15 @@ def work_s(watched: Watched) -> float:
     return max(LEAST_WORK_S, statistics.median(beside)) if beside else LEAST_WORK_S
 
 
+def due_bytes(made: Result) -> float:
+    """Of a round, a parameter: of each part the contributions of all but its reducer, and its result to all others."""
+    num_parts, num_members = made.roster.num_parts, len(made.roster.members)
+    contributors = [one.peer_id for one in made.roster.contributions]
+    reducers = [made.roster.combiner_of(part) for part in range(num_parts)]
+    num_sent = sum(1 for reducer in reducers for peer in contributors if peer != reducer) / num_parts
+    return num_sent * CONTRIBUTION_BYTES["int8"] + (num_members - 1) * RESULT_BYTES["int8"]
+
+
 def figures(
     watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, Any], stage_beside: dict[str, Any]
 ) -> dict[str, Any]:
@@ -309,11 +318,7 @@ def figures(
     gaps.append(ended["at"] - last["at"])
     results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < last["version"]]
     num_members = [len(made.roster.members) for made in results]
-    due = sum(
-        (len(made.roster.contributions) / size * CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"]) * (size - 1)
-        for made, size in zip(results, num_members, strict=True)
-    )
-    due *= num_parameters
+    due = num_parameters * sum(map(due_bytes, results))
     members = {int(made.roster.step): made.roster.members for made in results}
     for one in watched.fetched if results else ():
         if one.peer not in members.get(one.step, ()):  # what members have of it is due with its round

@@ -585,7 +585,7 @@ class AveragingRound:
             if self._seen[made.peer_id] == made:
                 found[made.peer_id] = made
         self._there |= found
-        # Who names them has seen their papers. Once: else it and a member that shows them to nobody else undo each view.
+        # Who names them has seen their papers. Once: or it and one that shows them to nobody else undo each view.
         self._unproved -= found.keys() - self._named_in_vain
         found = {peer: made for peer, made in found.items() if peer not in self._unproved}
         if self.result is not None or not self._lead.is_on:

@@ -104,7 +104,7 @@ class RoundReduction:
         is_less = not new_leader and earlier is not None and roster.comes_of(earlier.facts_digest())
         if not is_less or has_more_to_reduce:
             self.arrivals.begin(now=now)
-        has_given_up = any(made.peer_id in self.given_up for made in roster.contributions)
+        has_given_up = any(made.peer_id in self.given_up or made.peer_id in self.gone for made in roster.contributions)
         self.due = now + (0.0 if has_given_up else self.facts.phase_s) if self.me in roster.reducers else None
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)
