@@ -40,7 +40,7 @@ manifest = Manifest.write(
 # ---- train, and watch ---------------------------------------------------------------------------------------------
 
 model = out / "model"
-with Run(manifest, peers=(1, 1)) as run:
+with Run(manifest, peers=(1, 1), evaluate_tokens=4096) as run:
     print(f"look at {run.web}")
     for event in run.events(timeout_s=300):
         if event["event"] == "step" and event["num_targets"]:  # as the stage that reads the text tells of it

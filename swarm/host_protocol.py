@@ -103,7 +103,10 @@ PROMOTE = "promote"
 DEBT = "debt"
 """To a peer: {debt} -> {}: signed by the run key; the peer it names did not serve an audit, and is on probation."""
 PLEA = "plea"
-"""Host to the accused: {}, body: the evidence without its past -> {plea, sizes}, bodies: the same work, done again."""
+"""Host to the accused: {}, body: the evidence without its past -> {plea, sizes}, bodies: the same work, done again.
+
+Who has the weights no more refuses with `PAST_IS_GONE`, and is shown the evidence whole."""
+PAST_IS_GONE = "past"
 RETURN = "return"
 """{} -> {pardon}: a peer that is out for a fault, and has tested itself, is a newcomer again."""
 RELAY = "relay"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -13,7 +14,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.round.contribution import MAX_PARTS
 from swarm.core.settings import RunSettings
 from swarm.data.piece_store import WholeFile
-from swarm.host_protocol import PLEA
+from swarm.host_protocol import PAST_IS_GONE, PLEA
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.audit.verdicts import Plea
@@ -23,6 +24,10 @@ from verification.replay.verdict import Verdict
 from verification.round.papers import Bytes
 
 log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 2.0
+ASK_TIMES_S = 3.0
+"""Times `deadlines.call_s`: so long it is asked again where no answer comes. One broken stream makes nobody a liar."""
 
 
 class Pleas:
@@ -55,11 +60,28 @@ class Pleas:
         return not again.guilty
 
     async def _plea(self, evidence: Evidence) -> tuple[Plea, list[Bytes]]:
-        """What the accused's work comes to when it does it again. Raises TransientError or RemoteError."""
+        """What the accused's work comes to when it does it again, on weights of its own, or if it has those no more of
+        the evidence. Raises TransientError or RemoteError."""
         light = mismatch_of(evidence).without_past().to_evidence(evidence.run)
-        body = await asyncio.to_thread(light.to_bytes)
+        give_up_at = time.monotonic() + ASK_TIMES_S * self._settings.deadlines.call_s
+        shown = light
+        while True:
+            try:
+                return await self._ask(shown)
+            except TransientError as error:
+                if time.monotonic() >= give_up_at:
+                    raise
+                log.info("%s is asked again for what it has to say: %s", evidence.accused, error)
+                await asyncio.sleep(ASK_AGAIN_S)
+            except RemoteError as error:
+                if error.kind != PAST_IS_GONE or shown is evidence:
+                    raise
+                shown = evidence
+
+    async def _ask(self, shown: Evidence) -> tuple[Plea, list[Bytes]]:
+        body = await asyncio.to_thread(shown.to_bytes)
         reply = await self._transport.call(
-            evidence.accused,
+            shown.accused,
             PLEA,
             Message({}, body),
             timeout_s=self._settings.deadlines.step_s,
@@ -72,8 +94,8 @@ class Pleas:
         bodies = _cut(reply.body, sizes)
         plea.check(self._run_id)
         digests = await asyncio.to_thread(lambda: tuple(bulk_digest(body) for body in bodies))
-        if plea.evidence_digest != light.digest() or plea.body_digests != digests:
-            raise RemoteError("plea", "the plea is of another case, or of other bodies", evidence.accused)
+        if plea.evidence_digest != shown.digest() or plea.body_digests != digests:
+            raise RemoteError("plea", "the plea is of another case, or of other bodies", shown.accused)
         return plea, bodies
 
 

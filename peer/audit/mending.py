@@ -20,7 +20,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
-from swarm.host_protocol import MAX_CASE_BYTES, PLEA, RETURN
+from swarm.host_protocol import MAX_CASE_BYTES, PAST_IS_GONE, PLEA, RETURN
 from swarm.model.subspace import StageInput, given_on
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
@@ -28,6 +28,7 @@ from verification.audit.verdicts import Pardon, Plea
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.mismatch import Mismatch, mismatch_of
 from verification.replay.exam_answer import encoded_hop
+from verification.replay.rebuilt import rebuilt_for
 from verification.round.papers import Bytes
 
 log = logging.getLogger(__name__)
@@ -99,9 +100,9 @@ class Mending:
         ):
             raise RemoteError("evidence", f"evidence about {case.accused} of stage {evidence.stage}", sender)
         try:
-            bodies = await steps.context.judging.run(Urgency.AUDIT, lambda: self._again(case))
+            bodies = await steps.context.judging.run(Urgency.AUDIT, lambda: self._again(case, evidence))
         except LocalError as error:
-            raise TransientError(f"this peer cannot do it again: {error}") from error
+            raise RemoteError(PAST_IS_GONE, f"this peer cannot do it again by itself: {error}", sender) from error
         found = await asyncio.to_thread(lambda: tuple(bulk_digest(body) for body in bodies))
         plea = Plea(
             steps.context.run_id, steps.context.me, evidence.stage, Version(evidence.version), evidence.digest(), found
@@ -109,11 +110,16 @@ class Mending:
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"plea": plea.signed_by(steps.context.identity).to_value(), "sizes": sizes}, b"".join(bodies))
 
-    def _again(self, case: Mismatch) -> Sequence[Bytes]:
-        """(judging)"""
+    def _again(self, case: Mismatch, evidence: Evidence) -> Sequence[Bytes]:
+        """(judging) Raises LocalError where the weights are here no more, and not in the evidence either."""
         steps = self._steps
         oldest, version = case.versions
-        replay = rebuilt(steps, version, oldest)
+        try:
+            replay = rebuilt(steps, version, oldest)
+        except LocalError:
+            if case.past is None:
+                raise
+            replay = rebuilt_for(case, evidence, steps.replica.model_of_replays())
         if isinstance(case, HopMismatch):
             case.claim.check(steps.context.settings, run_id=steps.context.run_id)
             return (replay.hop(case.claim).body,)

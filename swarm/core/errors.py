@@ -9,7 +9,7 @@ from swarm.core.ids import PeerId
 KINDS = frozenset(
     {
         *("amended", "anchor", "banned", "certificate", "debt", "digest", "draw", "equivocation", "evidence", "exam"),
-        *("expired", "fork", "gone", "layout", "malformed", "not-finite", "over", "papers", "plea", "protocol"),
+        *("expired", "fork", "gone", "layout", "malformed", "not-finite", "over", "papers", "past", "plea", "protocol"),
         *("run_id", "run_key", "served", "signature", "standing", "state", "ticket", "too_large", "too_many"),
         *("transient", "unknown", "unseen", "verdict", "voucher", "withdrawn"),
     }

@@ -71,6 +71,8 @@ class Run:
     """Of the run. Default: beside the manifest, with its name."""
     threads: int = 1
     """Of each peer."""
+    evaluate_tokens: int = 65536
+    """Held-out tokens that each checkpoint is evaluated on: where training sees few, a part of them."""
     members: list[LocalPeer] = field(default_factory=list, init=False)
     invite: str = field(default="", init=False)
     web: str | None = field(default=None, init=False)
@@ -107,7 +109,15 @@ class Run:
         report = str(self.folder / REPORT)
         arguments = ["host", str(self.manifest.path), "--dir", str(self.folder), "--listen", "127.0.0.1:0"]
         self._host = self._program(
-            [*arguments, "--json", "--ends-with-run", "--report", report],
+            [
+                *arguments,
+                "--json",
+                "--ends-with-run",
+                "--report",
+                report,
+                "--evaluate-tokens",
+                str(self.evaluate_tokens),
+            ],
             self.folder / "host.log",
             stdout=subprocess.PIPE,
         )

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bootstrap.audit import justice
+from bootstrap.audit import justice, pleas
 from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.program.ledger import Ledger
@@ -42,6 +42,7 @@ from swarm.host_protocol import (
     MAX_RESULTS_PER_CALL,
     OWED,
     PARDON,
+    PAST_IS_GONE,
     PLEA,
     QUARANTINE,
     RESULTS,
@@ -891,16 +892,20 @@ def wrong_work(past: Past6, step: int, *, all_over: bool = False) -> ReplayMisma
     return replace(true, contribution=signed, parts=lies)
 
 
+def plea_of(court: Court, case: ReplayMismatch, evidence: Evidence, bodies: Sequence[bytes]) -> Message:
+    digests = tuple(bulk_digest(body) for body in bodies)
+    plea = Plea(court.prepared.run_id, case.accused, STAGE, evidence.version, evidence.digest(), digests)
+    sizes: list[Value] = [len(body) for body in bodies]
+    return Message({"plea": plea.signed_by(court.past.target).to_value(), "sizes": sizes}, b"".join(bodies))
+
+
 def pleading(court: Court, case: ReplayMismatch, bodies: Sequence[bytes]) -> None:
     """The target answers the host that its work comes to this now."""
 
     async def on_plea(sender: PeerId, request: Message) -> Message:
         evidence = Evidence.from_bytes(request.body, max_bytes=1 << 26)
         assert ReplayMismatch.from_evidence(evidence) == case.without_past()
-        digests = tuple(bulk_digest(body) for body in bodies)
-        plea = Plea(court.prepared.run_id, case.accused, STAGE, evidence.version, evidence.digest(), digests)
-        sizes: list[Value] = [len(body) for body in bodies]
-        return Message({"plea": plea.signed_by(court.past.target).to_value(), "sizes": sizes}, b"".join(bodies))
+        return plea_of(court, case, evidence, bodies)
 
     court.target.serve(PLEA, on_plea, max_body_bytes=1 << 26)
 
@@ -975,8 +980,39 @@ def test_nobody_makes_a_fault_of_what_it_is_out_for(court: Court) -> None:
     asyncio.run(play())
 
 
+def test_who_is_asked_again_or_needs_the_weights_that_it_worked_on_is_heard(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broken stream made a broken machine a liar, and so did a judgement that took longer than weights are kept."""
+    monkeypatch.setattr(pleas, "ASK_AGAIN_S", 0.01)
+
+    async def play() -> None:
+        court.open()
+        case = wrong_work(court.past, 1)
+        assert case.past is not None
+        shown: list[bool] = []
+
+        async def on_plea(sender: PeerId, request: Message) -> Message:
+            evidence = Evidence.from_bytes(request.body, max_bytes=1 << 26)
+            shown.append(ReplayMismatch.from_evidence(evidence).past is not None)
+            if len(shown) == 1:
+                raise TransientError("not now")
+            if not shown[-1]:
+                raise RemoteError(PAST_IS_GONE, "no snapshot is held", sender)
+            return plea_of(court, case, evidence, [bytes(part) for part in court.past.rounds[1].parts[case.accused]])
+
+        court.target.serve(PLEA, on_plea, max_body_bytes=1 << 26)
+        await court.accuse(case.to_evidence(court.past.signed).to_bytes())
+        assert shown == [False, False, True]
+        assert court.quarantined == [(case.accused, FAULT)]
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("plea", ["the same again", "of another key", "too little", "none"])
-def test_who_does_not_do_its_work_again_rightly_lied(court: Court, plea: str) -> None:
+def test_who_does_not_do_its_work_again_rightly_lied(court: Court, monkeypatch: pytest.MonkeyPatch, plea: str) -> None:
+    monkeypatch.setattr(pleas, "ASK_TIMES_S", 0.0)
+
     async def play() -> None:
         court.open()
         case = wrong_work(court.past, 1)

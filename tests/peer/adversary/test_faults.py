@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from peer.adversary import strengths
+from peer.audit import mending
+from swarm.core.errors import LocalError
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 from verification.audit.standing import FAULT
+from verification.replay.stage_replay import StageReplay
 
 pytestmark = pytest.mark.processes
 
@@ -45,10 +48,18 @@ def test_a_liar_that_pleads_a_fault_is_banned(tmp_path: Path, attack: str, hop: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("hop", "contribution"), [(0.0, 8.0), (8.0, 0.0)])
+@pytest.mark.parametrize(("hop", "contribution", "forgets"), [(0.0, 8.0, False), (0.0, 8.0, True), (8.0, 0.0, True)])
 def test_a_machine_whose_bits_flip_is_put_out_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: float, contribution: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: float, contribution: float, *, forgets: bool
 ) -> None:
+    """Also where it `forgets` the weights that it did wrong work on before it is asked, as on a busy machine it did: it
+    was banned."""
+    if forgets:
+
+        def gone(*_: object) -> StageReplay:
+            raise LocalError("no snapshot is held")
+
+        monkeypatch.setattr(mending, "rebuilt", gone)
     monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 0.5)  # the first is found at once; what is tested comes after
     attacks = {(1, 2): "bit_flips@3"}
 

@@ -56,7 +56,7 @@ class RunThatIsAhead:
     web, invite = "http://127.0.0.1/", "swarm://127.0.0.1"
     status = RunStatus(version=4, loss=1.25, finished=True)
 
-    def __init__(self, manifest: Manifest, peers: tuple[int, ...]) -> None:
+    def __init__(self, manifest: Manifest, peers: tuple[int, ...], evaluate_tokens: int) -> None:
         pass
 
     def __enter__(self) -> Self:
