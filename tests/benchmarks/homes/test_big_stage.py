@@ -55,7 +55,10 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     roster = roster_of(FACTS)
     slow, *others = FACTS.members
     smaller = roster.without({slow: lacks(roster, slow, others)})
-    due = (3 * 3 / 4 + 3 + 2) * 1000 * (1 + 2 / 128) + 4 * 50  # three contributed, and two results were fetched
+    reduces_nothing_of_its_own = [smaller.combiner_of(part) for part in range(3)].count(slow)
+    assert reduces_nothing_of_its_own == 1
+    sent = (2 * 2 + 1 * 3) / 3  # of a part three contributed to, its reducer's own goes nowhere
+    due = (sent + 3 + 2) * 1000 * (1 + 2 / 128) + 4 * 50  # and two results were fetched
     found = figures(
         watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE, {**STAGE, "round_s": 2.5}
     )
