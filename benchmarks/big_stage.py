@@ -297,7 +297,9 @@ def work_s(watched: Watched) -> float:
 
 def due_bytes(made: Result) -> float:
     """Of a round, a parameter: of each part the contributions of all but its reducer, and its result to all others."""
-    num_parts, num_members = made.roster.num_parts, len(made.roster.members)
+    num_parts, num_members = len(made.parts), len(made.roster.members)
+    if not num_parts:  # nobody had done anything
+        return 0.0
     contributors = [one.peer_id for one in made.roster.contributions]
     reducers = [made.roster.combiner_of(part) for part in range(num_parts)]
     num_sent = sum(1 for reducer in reducers for peer in contributors if peer != reducer) / num_parts

@@ -120,7 +120,7 @@ GOODBYE = "goodbye"
 
 MAX_ACCUSATION_PIECE_BYTES = 4 << 20
 MAX_CASE_BYTES = 1 << 30
-"""Of evidence without its past, which goes to a juror, or to the accused, in one message."""
+"""Of evidence without its past, which goes to a juror, or to the accused, in one message; or to the accused with it."""
 MAX_BANS = 4096
 SCREENS = tuple(
     sorted(KINDS | {"activation_norm", "gradient_norm", "contribution_norm", "directory_record", "other_activation"})

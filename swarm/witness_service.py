@@ -69,11 +69,14 @@ class VoteLog:
                 kept[name] = max(int(view or NOT_RECONFIGURED), kept.pop(name, NOT_RECONFIGURED))
         self._before_start = dict(list(kept.items())[-KEPT_NAMES:])
         self._begun: dict[str, int] = {}
+        """On disk."""
+        self._claimed = set[str]()
+        """And those that will be."""
         replace_lines(path, [_line(name, view) for name, view in self._before_start.items()])
 
     def may_vote(self, name: bytes) -> bool:
         """Whether nothing can have been signed yet in the round of this name."""
-        return not self.is_silent(name) and name.hex() not in self._begun
+        return not self.is_silent(name) and name.hex() not in self._claimed
 
     def is_silent(self, name: bytes) -> bool:
         """Whether an earlier process of this identity may have voted in the round, so that this one does not, but
@@ -88,6 +91,7 @@ class VoteLog:
         """This process is about to vote in the round, under a reconfiguration that was checked: returns once that is on
         disk."""
         view = changed.first_view if changed is not None else NOT_RECONFIGURED
+        self._claimed.add(name.hex())
         if view > self._begun.get(name.hex(), NOT_RECONFIGURED - 1):
             await asyncio.to_thread(append_line, self._path, _line(name.hex(), view))
             self._begun[name.hex()] = max(view, self._begun.get(name.hex(), view))
@@ -191,7 +195,7 @@ class WitnessService:
             amendments=self._amendments,
         )
         facts.check_member(sender)
-        witness = await self._witness(facts, sender)
+        witness = self._witness(facts, sender)
         if fields.optional("view"):
             view = fields.integer("view", high=MOST_VIEWS)
             shown = Proof.from_value(fields.message("proof"))
@@ -202,6 +206,8 @@ class WitnessService:
             except TransientError:
                 gone = await self._silent(facts, {promise.voter for promise in shown.promises})
                 promise = witness.on_ask(sender, view, shown, gone=gone)
+            if promise is not None:
+                await self._log.begin(facts.name)
             witness.voter.keep_highest()
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
@@ -229,6 +235,8 @@ class WitnessService:
                 return Message({"vote": None, "there": [made.packed for made in there]})
         gone = await self._gone(facts, proposal, words)
         vote = witness.on_ballot(sender, proposal, words, gone=gone)
+        if vote is not None:
+            await self._log.begin(facts.name)
         witness.voter.keep_highest()
         if proposal.phase == "commit" and vote is not None:
             self._opened_by.pop(facts.name, None)
@@ -319,7 +327,7 @@ class WitnessService:
         lack = await self._papers.lack(made, num_members=len(facts.members), within_s=PAPERS_S)
         return made if lack is None else False
 
-    async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
+    def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters or self._identity.peer_id in facts.members:
             # A member votes in its own round alone: asked here as well, it would contradict itself, or be silent there.
             raise RemoteError("protocol", "this peer has no vote there, or has it as a member", sender)
@@ -345,10 +353,7 @@ class WitnessService:
             )
             self._rounds[key] = Witness(voter)
             self._opened_by[key] = _Opened(sender, facts.stage, facts.step, facts.previous_name)
-        witness = self._rounds[key]
-        if witness.voter.votes:
-            await self._log.begin(key)
-        return witness
+        return self._rounds[key]
 
     async def _log_reconfigured(self, facts: RoundFacts, changed: Reconfiguration | None) -> None:
         """What is signed under it from now on is on record."""
@@ -360,14 +365,15 @@ class WitnessService:
         """Rounds that are over elsewhere, as it seems, though no ballot said so here: a leader that has votes enough
         asks no more. Those of who leads a later one, and those that nobody may begin any more."""
         for key, opened in list(self._opened_by.items()):
-            leads_later = (opened.opener, opened.stage) == (leader, facts.stage) and opened.step < facts.step - 1
-            if leads_later or not self._may_lead(*opened):
+            is_its_own = (opened.opener, opened.stage) == (leader, facts.stage)
+            leads_another = is_its_own and not facts.step - 1 <= opened.step <= facts.step  # later, or begun again
+            if leads_another or not self._may_lead(*opened):
                 del self._opened_by[key]
 
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
         ended = [key for key in self._rounds if key not in self._opened_by]
-        for key in ended[: max(0, len(ended) - KEPT_ENDED)]:
+        for key in ended[: max(0, len(ended) - max(KEPT_ENDED, 2 * len(self._num_parts)))]:
             del self._rounds[key]
         self._held_until = {held: until for held, until in self._held_until.items() if held[1] in self._rounds}
 

@@ -14,7 +14,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.round.contribution import MAX_PARTS
 from swarm.core.settings import RunSettings
 from swarm.data.piece_store import WholeFile
-from swarm.host_protocol import PAST_IS_GONE, PLEA
+from swarm.host_protocol import MAX_CASE_BYTES, PAST_IS_GONE, PLEA
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.audit.verdicts import Plea
@@ -25,6 +25,8 @@ from verification.round.papers import Bytes
 
 log = logging.getLogger(__name__)
 
+HEAD_BYTES = 32 << 20
+"""Of a case's largest, what is not its blobs."""
 ASK_AGAIN_S = 2.0
 ASK_TIMES_S = 3.0
 """Times `deadlines.call_s`: so long it is asked again where no answer comes. One broken stream makes nobody a liar."""
@@ -42,6 +44,8 @@ class Pleas:
         self._run_id = run_id
         self._transport = transport
         self._ledger = ledger
+        self._with_past = asyncio.Lock()
+        """A case is in memory with its past: one at a time."""
 
     def may_be_fault(self, evidence: Evidence, verdict: Verdict) -> bool:
         """Whether little is wrong, as a broken machine's work is. Who changed more is not asked."""
@@ -64,19 +68,19 @@ class Pleas:
         the evidence. Raises TransientError or RemoteError."""
         light = mismatch_of(evidence).without_past().to_evidence(evidence.run)
         give_up_at = time.monotonic() + ASK_TIMES_S * self._settings.deadlines.call_s
-        shown = light
         while True:
             try:
-                return await self._ask(shown)
+                return await self._ask(light)
             except TransientError as error:
                 if time.monotonic() >= give_up_at:
                     raise
                 log.info("%s is asked again for what it has to say: %s", evidence.accused, error)
                 await asyncio.sleep(ASK_AGAIN_S)
             except RemoteError as error:
-                if error.kind != PAST_IS_GONE or shown is evidence:
+                if error.kind != PAST_IS_GONE or sum(map(len, evidence.blobs)) > MAX_CASE_BYTES - HEAD_BYTES:
                     raise
-                shown = evidence
+                async with self._with_past:
+                    return await self._ask(evidence)
 
     async def _ask(self, shown: Evidence) -> tuple[Plea, list[Bytes]]:
         body = await asyncio.to_thread(shown.to_bytes)

@@ -125,7 +125,7 @@ class LostQuorum:
         if (enough and closing_s < self._patience_s) or not live or not present:
             return None
         # What was signed under an earlier one binds: by its views none is asked again.
-        view = max(view, self._own_log.signed_under(basis.name))
+        view = max(view, self._own_log.signed_under(round_name(self._stage, Step(version), basis.name)))
         if self._changed is not None and self._changed.previous_name == basis.name:
             view = max(view, self._changed.first_view)
         first_view = (view // VIEWS_APART + 1) * VIEWS_APART

@@ -81,7 +81,6 @@ class RoundMail:
                     reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)
-                may_be_there = bool(bodies)
                 if await self._presence.is_gone(peer):
                     self._presence.unreachable(state, peer)
             except UnreachableError as error:

@@ -187,7 +187,7 @@ class AveragingRound:
         """When `tick` wants to be called next."""
         if self.finished:
             return None
-        times = (self._patience.due, self._reduction.due, self._lead.relief_due)
+        times = (self._patience.due, self._reduction.due, self._lead.relief_due, self._votes_from)
         return min((due for due in times if due is not None), default=None)
 
     # -- close and commit ---------------------------------------------------------------------------------
@@ -544,6 +544,14 @@ class AveragingRound:
         leaves_empty = bool(result.roster.contributions) and any(part.is_empty for part in result.parts)
         return leaves_empty and proposal.is_new_result and not self._patience.may_be_empty(now=now)
 
+    @property
+    def _votes_from(self) -> float | None:
+        """When it votes for the result that it owes a vote for, if it lacks nothing but that time."""
+        owed = self._owed
+        if owed is None or owed[1].result is None or self.parts.unproved(owed[1].result):
+            return None
+        return self._patience.empty_from
+
     def _is_without_me(self, proposal: Proposal) -> bool:
         """Whether a new roster puts this peer off, or does without what it has to bring.
 
@@ -743,13 +751,14 @@ class AveragingRound:
     def on_reduced(self, sender: PeerId, reduced: ReducedPart, *, now: float) -> Instructions:
         """A reducer's part, or a cohort's share of one, is here; its bytes match its digest."""
         self.facts.check_member(sender)
+        was_here = reduced in self.parts.stated
         self._reduction.offer(sender, reduced)
         self._gone.pop(sender, None)
         relayed = self._reduction.relay(sender, reduced)
         if self.result is not None:
             return relayed + self._finish_if_complete()
         if self._owed is not None or self._lead.asks("result"):
-            return relayed + self._bytes_came(now)
+            return relayed + self._bytes_came(now, is_new=not was_here)
         out, is_new = self._reduction.take(sender, reduced)
         return relayed + out + (self._part_is_reduced(now) if is_new else [])
 
@@ -855,12 +864,12 @@ class AveragingRound:
         self.parts.fetched(reduced)
         return self._finish_if_complete() if self.result is not None else self._bytes_came(now)
 
-    def _bytes_came(self, now: float) -> Instructions:
-        """A result that is voted on may now have all its bytes here."""
+    def _bytes_came(self, now: float, *, is_new: bool = True) -> Instructions:
+        """A result that is voted on may now have all its bytes here; its leader has more time where these are new."""
         owed = self._owed
         if owed is not None and not self._is_unproved(owed[1], now):
             return self._cast(*owed)
-        if owed is not None:
+        if owed is not None and is_new:
             self._wait_for_leader(now)
         return self._lead.count(now) if self._lead.asks("result") else []
 
@@ -893,6 +902,9 @@ class AveragingRound:
         if self.deadline is None or now < self.deadline:
             return []
         out: Instructions = []
+        owed, votes_from = self._owed, self._votes_from
+        if owed is not None and votes_from is not None and now >= votes_from:
+            out += self._cast(*owed)
         if self._reduction.due is not None and now >= self._reduction.due:
             out += self._look(now)
         relief_due = self._lead.relief_due

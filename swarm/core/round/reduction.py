@@ -267,13 +267,14 @@ class RoundReduction:
         self.parts.offer(sender, reduced, num_left_out=len(self.roster.left_out))
 
     def take(self, sender: PeerId, reduced: ReducedPart) -> tuple[Instructions, bool]:
-        """What an offered part or share leads to, and whether it is a whole part that counts."""
+        """What an offered part or share leads to, and whether it is a whole part that counts, for the first time."""
         roster = self.roster
         assert roster is not None
+        was_here = reduced.part in self.parts.reduced
         counts = self._take(sender, reduced, roster)
         if reduced.cohort is not None:
             return (self._combine_if_complete(reduced.part, roster) if counts else []), False
-        return [], counts
+        return [], counts and not was_here
 
     def _take(self, sender: PeerId, reduced: ReducedPart, roster: Roster) -> bool:
         """Whether it counts: not of a reducer relieved of it, or of another view's facts.
@@ -308,14 +309,15 @@ class RoundReduction:
         return out + ([AnnounceShare(leader, part, cohort)] if leader not in (self.me, combiner) else [])
 
     def announced(self, sender: PeerId, slot: Slot) -> bool:
-        """Whether the reducer of a cohort's share says that it is made."""
+        """Whether the reducer of a cohort's share says that it is made, for the first time."""
         roster, (part, cohort) = self.roster, slot
         if roster is None or cohort is None or not self._is_split:
             return False
         if part >= roster.num_parts or cohort >= len(roster.cohorts) or roster.reducer_of(part, cohort) != sender:
             return False
+        was_known = slot in self.parts.announced
         self.parts.announced.add(slot)
-        return True
+        return not was_known
 
     def _combine_all(self, roster: Roster) -> Instructions:
         return [made for part in range(roster.num_parts) for made in self._combine_if_complete(part, roster)]

@@ -181,3 +181,13 @@ def test_a_member_that_makes_up_where_the_stage_stands_changes_nothing(
     assert named is not None
     assert (named.step, named.previous_name) == (TRUE.version, BASIS.name)
     assert named.first_view < 1024
+
+
+def test_a_host_that_was_started_again_names_nobody_by_views_under_which_it_has_signed(tmp_path: Path) -> None:
+    stage = SilentStage(tmp_path, dead=[0, 1, 2])
+    before = Reconfiguration(StageIndex(0), Step(7), BASIS.name, 640, NAMES)
+    asyncio.run(stage._watched._own_log.begin(ROUND, before))
+    stage._watched._own_log = VoteLog(tmp_path / HOST.peer_id)
+    named = stage.mended_after(leases=1.1)
+    assert named is not None
+    assert named.first_view > before.first_view

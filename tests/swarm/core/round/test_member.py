@@ -42,6 +42,7 @@ from tests.swarm.core.round.round_members import (
     reduced,
     result_of,
     roster_of,
+    signed,
     vote,
     witnesses_of,
 )
@@ -324,16 +325,41 @@ def test_nobody_votes_for_empty_parts_before_reducers_had_their_time_nor_its_red
 ) -> None:
     """Or whoever leads would undo all that others did in its steps, by its word alone."""
     facts, (first, second, _) = facts_and_rounds(3)
-    roster = roster_of(facts)
+    reducer = second if reduces else first
+    roster = signed(replace(roster_of(facts), reducers=(reducer.me,) * facts.num_parts))
     second.on_roster(first.me, roster, now=0.0)
     parts = tuple(map(ReducedPart.empty, range(facts.num_parts)))
     asked = asked_result(facts, result_of(facts, roster, parts=parts))
     assert not has(second.on_ballot(first.me, asked, now=0.1), SendVote)
     if reduces:
-        own = next(part for part in range(facts.num_parts) if roster.combiner_of(part) == second.me)
         everyone = tuple(made.peer_id for made in roster.contributions)
-        second.aggregated(reduced_part(own, everyone), now=0.2)
-    assert has(second.on_ballot(first.me, asked, now=UNBROUGHT_PHASES * PHASE_S), SendVote) is not reduces
+        second.aggregated(reduced_part(0, everyone), now=0.2)
+    out: list[Instruction] = []
+    while second.deadline is not None and second.deadline <= UNBROUGHT_PHASES * PHASE_S:
+        out += second.tick(now=second.deadline)
+    assert has(out, SendVote) is not reduces, "it need not be asked again"
+    if reduces:
+        assert not has(second.on_ballot(first.me, asked, now=UNBROUGHT_PHASES * PHASE_S), SendVote)
+
+
+def test_what_a_reducer_sends_again_buys_no_time() -> None:
+    """A leader held up each round with one part that it sent over and over, a reducer of two its relief."""
+    facts, (leader, second, third) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    second.on_roster(leader.me, roster, now=0.0)
+    everyone = tuple(made.peer_id for made in roster.contributions)
+    for machine, sender in ((leader, third), (second, leader)):
+        part = next(part for part in range(facts.num_parts) if roster.combiner_of(part) == sender.me)
+        machine.on_reduced(sender.me, reduced_part(part, everyone), now=0.5)
+        before = machine._patience.due
+        machine.on_reduced(sender.me, reduced_part(part, everyone), now=0.6)
+        assert machine._patience.due == before
+    result = result_of(facts, roster)
+    second.on_ballot(leader.me, asked_result(facts, result), now=0.7)
+    before = second._patience.due
+    for made in (result.parts[part], result.parts[part]):
+        second.on_reduced(leader.me, made, now=0.8)
+        assert second._patience.due == before
 
 
 # -- the result -------------------------------------------------------------------------------------------
