@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,22 @@ LAST_LINES = 8
 def end_when_told() -> None:
     """On SIGTERM leave by way of everything that is open, so that the programs end too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+@contextmanager
+def told_afterwards() -> Iterator[None]:
+    """SIGTERM counts when this is over: a program that has just begun would else be nobody's to end."""
+    if threading.current_thread() is not threading.main_thread():  # others are not interrupted
+        yield
+        return
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if told:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @dataclass(frozen=True)

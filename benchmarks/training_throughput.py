@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from benchmarks.programs import Program, end_when_told
+from benchmarks.programs import Program, end_when_told, told_afterwards
 from swarm.local.compute_pools import ASLEEP, AWAKE
 
 GOAL = 0.95
@@ -83,11 +83,13 @@ def measure_single(manifest: Path, *, threads: int, seconds: float) -> dict[str,
 def running(command: list[str], log_path: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A program that is told to stop at the end, and killed if it does not."""
     with log_path.open("w") as log_file:
-        process = subprocess.Popen(command, stderr=log_file, text=True, **options)
+        process: subprocess.Popen[str] | None = None
         try:
+            with told_afterwards():
+                process = subprocess.Popen(command, stderr=log_file, text=True, **options)
             yield process
         finally:
-            if process.poll() is None:
+            if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 try:
                     process.wait(10)

@@ -23,7 +23,7 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.programs import end_when_told
+from benchmarks.programs import end_when_told, told_afterwards
 from benchmarks.round.averaging_vectors import write_vectors
 from benchmarks.round.orders import Fields, OrderFailed, Program, together
 from swarm.local.compute_pools import POOLS
@@ -121,7 +121,8 @@ class Side:
         has_host = name == "ours"
         for number in range(bench.peers + has_host):
             arguments = ["-m", module, str(number), str(bench.peers), str(bench.folder), *extra]
-            bench.programs.append(Program(arguments, folder / f"{number}.log", environment))
+            with told_afterwards():
+                bench.programs.append(Program(arguments, folder / f"{number}.log", environment))
         self._everyone = bench.programs[-bench.peers - has_host :]
         self.programs = self._everyone[: bench.peers]
 
