@@ -1,8 +1,8 @@
 """What a run left on disk, read by tests: whether it has one history, or two.
 
-What a peer really went through is in its vote log: the name of every version that it began a round from, its own
-stage's and, as a witness, its neighbours'. A name is a hash of the version before and of the result, so a fork would
-leave a name there that the host's ledger has not.
+What a peer really went through is in its vote log: the name of every round that it began of its own stage, and that it
+signed in as a witness of its neighbours'. A round's name is a hash of the version that it starts from, and a version's
+of the one before and of the result, so a fork would leave a name there that does not follow from the host's ledger.
 """
 
 import os
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.program.ledger import Ledger
+from swarm.core.ids import StageIndex, Step
+from swarm.core.round.basis import round_name
 from swarm.core.state.stage_chain import Genesis
 from tests.process_swarm import ProcessSwarm
 
@@ -23,14 +25,14 @@ IN_FLIGHT_NAMES = 2
 
 
 def names_begun(root: Path, who: str) -> list[str]:
-    """Names of the versions that the process began or witnessed a round from, oldest first."""
+    """Names of the rounds that the process began or witnessed, oldest first."""
     folder = root / who
     found = [*folder.glob("voted.log"), *folder.glob("runs/*/voted-*.log")]
     return [line for log in found for line in log.read_text().splitlines() if len(line) == 64]
 
 
 def names_certified(root: Path) -> dict[tuple[int, int], str]:
-    """By stage and version, from the host's ledger."""
+    """Of the rounds that start from what the host's ledger has, by stage and version."""
     ledger = Ledger(root / "host" / "ledger.sqlite")
     try:
         names: dict[tuple[int, int], str] = {}
@@ -46,7 +48,7 @@ def names_certified(root: Path) -> dict[tuple[int, int], str]:
                 assert isinstance(made, bytes)
                 key, name = (stage, step + 1), made
             assert key not in names, f"the host knows two outcomes of stage {key[0]} version {key[1]}"
-            names[key] = name.hex()
+            names[key] = round_name(StageIndex(key[0]), Step(key[1]), name).hex()
         return names
     finally:
         ledger.close()
