@@ -43,7 +43,7 @@ def test_a_stage_killed_whole_is_served_again_from_what_the_run_key_has_anchored
             founders = {peer.peer_id for peer in swarm.of_stage(0)}
             for peer in swarm.of_stage(1)[:2]:
                 await swarm.kill(peer)
-            # Where the posted leaves in the middle of a round, a lease goes by before the host names who decides without.
+            # Where the posted leaves in mid-round, a lease goes by before the host names who decides without it.
             await swarm.until(lambda: any(event["event"] == "continued" for event in swarm.events), timeout_s=150.0)
             geneses = swarm.host.books.geneses
             assert set(geneses[1].members) == {PeerId(event["peer_id"]) for event in posted(swarm)} <= founders
