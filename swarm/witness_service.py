@@ -44,6 +44,7 @@ MAX_ROUNDS_OF_ONE = 4
 KEPT_ENDED = 32
 """Rounds whose outcome is known: their leaders may have missed the answer, and ask once more within seconds."""
 KEPT_NAMES = 1024
+NOT_WRITTEN = NOT_RECONFIGURED - 1
 MOST_ASKED = 8
 """Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
 or what they contribute, of those without whom a roster is proposed."""
@@ -69,14 +70,12 @@ class VoteLog:
                 kept[name] = max(int(view or NOT_RECONFIGURED), kept.pop(name, NOT_RECONFIGURED))
         self._before_start = dict(list(kept.items())[-KEPT_NAMES:])
         self._begun: dict[str, int] = {}
-        """On disk."""
-        self._claimed = set[str]()
-        """And those that will be."""
+        """What is on disk of each; `NOT_WRITTEN` for one that will be."""
         replace_lines(path, [_line(name, view) for name, view in self._before_start.items()])
 
     def may_vote(self, name: bytes) -> bool:
         """Whether nothing can have been signed yet in the round of this name."""
-        return not self.is_silent(name) and name.hex() not in self._claimed
+        return not self.is_silent(name) and name.hex() not in self._begun
 
     def is_silent(self, name: bytes) -> bool:
         """Whether an earlier process of this identity may have voted in the round, so that this one does not, but
@@ -91,10 +90,9 @@ class VoteLog:
         """This process is about to vote in the round, under a reconfiguration that was checked: returns once that is on
         disk."""
         view = changed.first_view if changed is not None else NOT_RECONFIGURED
-        self._claimed.add(name.hex())
-        if view > self._begun.get(name.hex(), NOT_RECONFIGURED - 1):
+        if view > self._begun.setdefault(name.hex(), NOT_WRITTEN):
             await asyncio.to_thread(append_line, self._path, _line(name.hex(), view))
-            self._begun[name.hex()] = max(view, self._begun.get(name.hex(), view))
+            self._begun[name.hex()] = max(view, self._begun[name.hex()])
 
 
 def _line(name: str, view: int) -> str:

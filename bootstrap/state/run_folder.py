@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
-from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, finish_sealed, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.huggingface import copy_tokenizer
 from swarm.checkpoint.parent import PARENT, keep_parent
@@ -42,7 +41,7 @@ from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
-from swarm.optim.stage_step import first_state
+from swarm.optim.stage_step import first_state, stage_num_parts
 from verification.audit.coverage import check_proved
 
 log = logging.getLogger(__name__)
@@ -276,8 +275,7 @@ def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str],
 def check_stage_sizes(settings: RunSettings) -> None:
     """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
     wanted = settings.limits.max_peers_per_stage
-    for stage in range(settings.model.num_stages):
-        parts = len(Parts.of(settings, stage_layout(settings.model, stage)))
+    for stage, parts in enumerate(stage_num_parts(settings)):
         most = most_members(parts, settings.microbatches_of_one, each=settings.has_windows, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(
