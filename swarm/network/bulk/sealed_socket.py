@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from swarm.network.bulk.downlink import DOWNLINK, Came, came_of, set_window
 from swarm.network.bulk.uplink import LEAST_BYTES, UPLINK, Tcp, set_pace, tcp_of
 
 SECRET_BYTES = 32
@@ -52,6 +53,8 @@ class SealedSocket:
         self._head = bytearray(_HEAD.size)
         self._opened = memoryview(b"")
         """Of the last record, what was not asked for yet."""
+        self._window = math.inf
+        DOWNLINK.opened(self)
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -77,8 +80,22 @@ class SealedSocket:
             self._pace = bytes_per_s
             set_pace(self._connection, bytes_per_s)
 
+    @property
+    def came(self) -> Came:
+        """As in `SharingStream`."""
+        return came_of(self._connection)
+
+    def limit(self, window_bytes: float) -> None:
+        """As in `SharingStream`."""
+        if window_bytes != self._window:
+            self._window = window_bytes
+            set_window(self._connection, window_bytes)
+            if math.isfinite(window_bytes):
+                self._wake_after(1)
+
     def close(self) -> None:
         UPLINK.left(self)
+        DOWNLINK.left(self)
         self._connection.close()
         for buffer in (self._outgoing, self._incoming):
             _give_back(buffer)
@@ -173,6 +190,7 @@ class SealedSocket:
             if num_bytes == 0:
                 raise ConnectionResetError("the stream ended inside a record")
             self._received += num_bytes
+            DOWNLINK.received(self, num_bytes)
         return True
 
     def _awaited(self, num_plain: int) -> int:
@@ -185,7 +203,10 @@ class SealedSocket:
         return int(_HEAD.size + length - self._received)
 
     def _wake_after(self, num_bytes: int) -> None:
-        """Let the event loop be woken when so much has come, or the end; the kernel keeps that within its buffer."""
+        """Let the event loop be woken when so much has come, or the end; the kernel keeps that within its buffer. What
+        comes through a small window is read at once: its sender waits for the room."""
+        if math.isfinite(self._window):
+            num_bytes = 1
         if num_bytes != self._low_water:
             with contextlib.suppress(OSError):  # it is woken more often
                 self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)

@@ -1,0 +1,185 @@
+"""How much each connection may have under way to here, where several share a narrow line.
+
+Nobody who sends knows who else does. TCP keeps at least four packets of each connection under way (bbr), whatever is
+lost, and a line of 0.5 Mbit/s queues ten: of what three connections sent there an eighth to a fifth was dropped and
+sent again, and with six a third. Who receives knows them all. So each has its share of what such a line carries in a
+queue's time and a round trip, as its TCP receive window.
+
+A line is narrow when little comes through it and much of that out of its order, for what should have come before was
+dropped. Rates alone say nothing: little comes also from who has little to send. After that more may be under way from
+one window of time to the next, until something is dropped again, or a line as wide as any that matters carries it.
+"""
+
+import asyncio
+import contextlib
+import math
+import socket
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+_SO_BUF_LOCK = 72
+"""Linux 5.14; Python has no name for it."""
+_TCP_INFO = struct.Struct("=148xII68xI")
+"""Of Linux's `struct tcp_info`: the least round trip in microseconds, segments with data that came, those of them that
+came before others which were sent earlier."""
+LOOK_S = 0.2
+ACTIVE_S = 1.0
+"""After its last bytes a connection still counts among those that share the line: its next message may be under way."""
+WINDOW_S = 3.0
+"""While something comes, in which the line is looked at."""
+NARROW_BYTES_PER_S = 128e3
+"""A wider line queues what many connections have under way at least."""
+MOST_DISORDERED = 0.05
+"""Of all segments. One that is dropped lets some that were under way behind it come out of order."""
+QUEUE_S = 0.2
+"""Modems hold as much, and all of them some packets."""
+LEAST_TOGETHER = 8 * 1448
+NARROWED, WIDENED = 0.85, 1.05
+"""After a window of time with losses, at least, and after one without."""
+LEAST_WINDOW, IDLE_WINDOW, WINDOW_STEP = 1 << 10, 2 << 10, 1 << 10
+"""Windows are told in such steps (RFC 7323, for buffers of some MiB). `IDLE_WINDOW`: of who sends nothing at the
+moment, for what it begins with."""
+HELD_BYTES = 128 << 10
+"""The kernel's buffer of a connection with a window: it must hold small packets at their full cost."""
+NO_WINDOW = 1 << 30
+
+
+class Came(NamedTuple):
+    """By a connection, since its beginning: data segments, and those of them out of their order."""
+
+    all: int = 0
+    disordered: int = 0
+    round_trip_s: float = 0.0
+    """The least that was seen; 0 where nobody knows."""
+
+
+class SharingStream(Protocol):
+    """One of those that share the downlink."""
+
+    @property
+    def came(self) -> Came: ...
+
+    def limit(self, window_bytes: float) -> None:
+        """So much may be under way to here, or wait to be read; infinite: as much as the system likes."""
+
+
+@dataclass
+class _Seen:
+    """Of an active stream."""
+
+    last_at: float
+    """When something came."""
+    came: Came
+    """At the window's beginning."""
+
+
+class Downlink:
+    """All that this process receives by sealed sockets. For the one event loop that uses them."""
+
+    def __init__(self) -> None:
+        self._open: WeakSet[SharingStream] = WeakSet()
+        self._active: dict[SharingStream, _Seen] = {}
+        self.together = math.inf
+        """Bytes that may be under way, of all; infinite unless the line is narrow."""
+        self._moved, self._began_at = 0, 0.0
+        """In this window; and since when."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def opened(self, stream: SharingStream) -> None:
+        self._open.add(stream)
+        if math.isfinite(self.together):
+            stream.limit(IDLE_WINDOW)
+
+    def left(self, stream: SharingStream) -> None:
+        """It is closed."""
+        self._open.discard(stream)
+        if self._active.pop(stream, None) is not None:
+            self._share()
+
+    def received(self, stream: SharingStream, num_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._loop is not loop:
+            self._loop, self._began_at, self._moved = loop, now, 0
+            self._active.clear()
+            loop.call_later(LOOK_S, self._look)
+        self._moved += num_bytes
+        seen = self._active.get(stream)
+        if seen is not None:
+            seen.last_at = now
+            return
+        self._active[stream] = _Seen(now, stream.came)
+        self._share()
+
+    def _look(self) -> None:
+        """A window in which the last connection fell silent tells nothing of the line."""
+        if self._loop is None:
+            return
+        now = self._loop.time()
+        if now - self._began_at >= WINDOW_S:
+            self._measure(now)
+        silent = [stream for stream, seen in self._active.items() if now - seen.last_at > ACTIVE_S]
+        for stream in silent:
+            del self._active[stream]
+        if silent:
+            self._share()
+        if self._active:
+            self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._loop = None
+
+    def _measure(self, now: float) -> None:
+        """At a window's end."""
+        rate, num_came, num_disordered = self._moved / (now - self._began_at), 0, 0
+        round_trips_s = []
+        for stream, seen in self._active.items():
+            came = stream.came
+            num_came += max(0, came.all - seen.came.all)
+            num_disordered += max(0, came.disordered - seen.came.disordered)
+            round_trips_s.append(came.round_trip_s)
+            seen.came = came
+        self._moved, self._began_at = 0, now
+        a_round_trip_s = QUEUE_S + max(round_trips_s, default=0.0)
+        if num_disordered > MOST_DISORDERED * num_came and rate < NARROW_BYTES_PER_S:
+            self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * a_round_trip_s))
+        else:
+            self.together *= WIDENED
+        if self.together >= NARROW_BYTES_PER_S * a_round_trip_s:
+            self.together = math.inf
+        self._share()
+
+    def _share(self) -> None:
+        window, idle = math.inf, math.inf
+        if math.isfinite(self.together):
+            steps = int(self.together) // (WINDOW_STEP * max(1, len(self._active)))
+            window, idle = max(LEAST_WINDOW, steps * WINDOW_STEP), IDLE_WINDOW
+        for stream in list(self._open):
+            stream.limit(window if stream in self._active else idle)
+
+
+DOWNLINK = Downlink()
+
+
+def set_window(connection: socket.socket, window_bytes: float) -> None:
+    """The most that it says it can take from now on; what it has said already still comes. Infinite: as the system
+    likes. Where the system knows no such thing, nothing happens."""
+    is_limited = math.isfinite(window_bytes)
+    with contextlib.suppress(OSError, AttributeError):
+        if is_limited:  # or the system would have the window grow again
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, HELD_BYTES)
+        clamp = int(window_bytes) if is_limited else NO_WINDOW
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, clamp)
+        if not is_limited:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
+
+
+def came_of(connection: socket.socket) -> Came:
+    """By a TCP connection; nothing where the system does not say."""
+    with contextlib.suppress(OSError, AttributeError, struct.error):
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        microseconds, num_segments, num_disordered = _TCP_INFO.unpack(info)
+        round_trip_s = microseconds / 1e6 if microseconds < 1 << 31 else 0.0  # all bits are set where there is none
+        return Came(num_segments, num_disordered, round_trip_s)
+    return Came()

@@ -1,0 +1,200 @@
+"""Connections to here that share a narrow line have their shares of what it holds, and no others any."""
+
+import asyncio
+import math
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from benchmarks.red_team.virtual_time import run_virtually as run_with
+from swarm.network.bulk import sealed_socket
+from swarm.network.bulk.downlink import (
+    ACTIVE_S,
+    IDLE_WINDOW,
+    LEAST_TOGETHER,
+    LEAST_WINDOW,
+    LOOK_S,
+    NARROW_BYTES_PER_S,
+    QUEUE_S,
+    WIDENED,
+    WINDOW_S,
+    WINDOW_STEP,
+    Came,
+    Downlink,
+)
+from swarm.network.bulk.sealed_socket import SealedSocket, stream_keys
+from swarm.network.bulk.sockets import Sending, receive
+
+LINE = 62_500.0
+SEGMENT_BYTES = 1448
+ROUND_TRIP_S = 0.05
+STEP_S = LOOK_S / 4
+IN_FLIGHT = 4 * SEGMENT_BYTES
+"""That each has under way at least."""
+QUEUED = 10 * SEGMENT_BYTES
+
+
+def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    unhandled: list[object] = []
+    run_with(main, rng=random.Random(0), on_unhandled=unhandled.append)
+    assert not unhandled
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """A connection from somebody who sends as fast as it is let, or so fast."""
+
+    sends: float = math.inf
+    window: float = math.inf
+    num_bytes: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def came(self) -> Came:
+        return Came(round(self.num_bytes / SEGMENT_BYTES), round(3 * self.lost / SEGMENT_BYTES), ROUND_TRIP_S)
+
+    def limit(self, window_bytes: float) -> None:
+        self.window = window_bytes
+
+
+async def carry(downlink: Downlink, streams: Sequence[FakeStream], line: float, seconds: float) -> float:
+    """The share that is lost: of what is under way beyond what the line queues."""
+    lost = came = 0.0
+    for _ in range(round(seconds / STEP_S)):
+        share = line * STEP_S / len(streams)
+        under_way = sum(min(IN_FLIGHT, stream.window, stream.sends * ROUND_TRIP_S) for stream in streams)
+        too_much = max(0.0, 1 - QUEUED / under_way)
+        for stream in streams:
+            moved = min(share, stream.sends * STEP_S)
+            stream.num_bytes += moved
+            stream.lost += too_much * moved
+            came, lost = came + moved, lost + too_much * moved
+            downlink.received(stream, round(moved))
+        await asyncio.sleep(STEP_S)
+    return lost / came
+
+
+def test_several_that_overfill_a_narrow_line_share_what_it_holds() -> None:
+    async def main() -> None:
+        downlink, streams, idle = Downlink(), [FakeStream() for _ in range(5)], FakeStream()
+        for stream in (*streams, idle):
+            downlink.opened(stream)
+        assert await carry(downlink, streams, LINE, WINDOW_S / 2) > 0.2
+        assert {stream.window for stream in streams} == {math.inf}
+        await carry(downlink, streams, LINE, 2 * WINDOW_S)
+        (window,) = {stream.window for stream in streams}
+        assert LEAST_WINDOW <= window <= LINE * (QUEUE_S + ROUND_TRIP_S) / len(streams)
+        assert window % WINDOW_STEP == 0
+        assert idle.window == IDLE_WINDOW
+        late = FakeStream()
+        downlink.opened(late)
+        assert late.window == IDLE_WINDOW
+        assert await carry(downlink, streams, LINE, 30 * WINDOW_S) < 0.02
+        for stream in streams[1:]:
+            downlink.left(stream)
+        assert streams[0].window == int(downlink.together) // WINDOW_STEP * WINDOW_STEP > window
+
+    run_virtually(main)
+
+
+def test_a_window_never_closes_however_many_share_the_line() -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream() for _ in range(40)]
+        for stream in streams:
+            downlink.opened(stream)
+        await carry(downlink, streams, LINE, 10 * WINDOW_S)
+        assert downlink.together == LEAST_TOGETHER
+        assert {stream.window for stream in streams} == {LEAST_WINDOW}
+
+    run_virtually(main)
+
+
+def test_what_is_narrow_no_longer_is_not_limited_for_long() -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream() for _ in range(4)]
+        for stream in streams:
+            downlink.opened(stream)
+        await carry(downlink, streams, LINE, 3 * WINDOW_S)
+        assert math.isfinite(downlink.together)
+        few = streams[:1]
+        for stream in streams[1:]:
+            downlink.left(stream)
+        widest = NARROW_BYTES_PER_S * (QUEUE_S + ROUND_TRIP_S)
+        windows = math.log(widest / downlink.together) / math.log(WIDENED) + 2
+        await carry(downlink, few, 10 * LINE, windows * (WINDOW_S + LOOK_S))
+        assert {stream.window for stream in few} == {math.inf}
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize(("sends", "line"), [(1_000.0, LINE), (math.inf, 3 * NARROW_BYTES_PER_S)])
+def test_nobody_is_limited_who_sends_little_or_on_a_wide_line(sends: float, line: float) -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream(sends) for _ in range(5)]
+        for stream in streams:
+            downlink.opened(stream)
+        lost = await carry(downlink, streams, line, 10 * WINDOW_S)
+        assert (lost > 0.2) == (sends == math.inf)
+        assert {stream.window for stream in streams} == {math.inf}
+
+    run_virtually(main)
+
+
+def test_who_falls_silent_leaves_its_share_to_the_others() -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream() for _ in range(4)]
+        for stream in streams:
+            downlink.opened(stream)
+        await carry(downlink, streams, LINE, 3 * WINDOW_S)
+        before = streams[0].window
+        await carry(downlink, streams[:2], LINE, ACTIVE_S + 2 * LOOK_S)
+        assert streams[0].window > before
+        assert [stream.window for stream in streams[2:]] == [IDLE_WINDOW] * 2
+
+    run_virtually(main)
+
+
+def test_the_kernel_keeps_to_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        downlink = Downlink()
+        monkeypatch.setattr(sealed_socket, "DOWNLINK", downlink)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        for end in (ours, theirs):
+            end.setblocking(False)
+        one, other = stream_keys(bytes(32), b"", b"a" * 32, b"b" * 32)
+        sender = SealedSocket(ours, send_key=one, receive_key=other)
+        receiver = SealedSocket(theirs, send_key=other, receive_key=one)
+        window_bytes = 4 * WINDOW_STEP
+
+        async def window_told(num_bytes: int) -> int:
+            body = os.urandom(num_bytes)
+            sending = Sending(sender, memoryview(body))
+            async with asyncio.timeout(60):
+                assert await receive(receiver, len(body)) == body
+            sending.stop()
+            info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+            return int(struct.unpack_from("<I", info, 228)[0])
+
+        try:
+            told = await window_told(1 << 18)
+            assert told > 10 * window_bytes
+            receiver.limit(window_bytes)
+            await window_told(told)  # what was told before still comes
+            assert await window_told(1 << 18) <= 1.5 * window_bytes  # the kernel rounds
+            receiver.limit(math.inf)
+            assert await window_told(4 << 20) > 10 * window_bytes
+            assert receiver.came.all >= (4 << 20) / SEGMENT_BYTES
+            assert 0 < receiver.came.round_trip_s < 1
+        finally:
+            sender.close()
+            receiver.close()
+
+    asyncio.run(main())
