@@ -249,7 +249,7 @@ class MemoryTransport:
             carried = Message(decode_meta(meta), memoryview(bytearray(body)))
             reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried, timeout_s)
         except TimeoutError as error:
-            raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
+            raise UnreachableError(f"{peer_id}: no answer to {method} in {timeout_s:g} s") from error
         except RemoteError as error:
             kind, message = decode_error({"kind": error.kind, "message": str(error)})
             raise RemoteError(kind, f"{method}: {message}", peer_id) from error

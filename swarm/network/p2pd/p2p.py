@@ -182,6 +182,7 @@ class P2PTransport:
         stream: Stream | None = None
         request_head, body = framing.encode_request(method, request, timeout_s=timeout_s)
         request_bytes = len(request_head) + request.num_bytes
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 is_bulk = await self._is_bulk(peer_id, request_bytes, max_body_bytes)
@@ -207,7 +208,8 @@ class P2PTransport:
             self._consider_direct(peer_id, reply_bytes, is_bulk=reply_bytes >= self._worth_bytes(peer_id))
             return reply
         except TimeoutError as error:
-            raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
+            waited_s = asyncio.get_running_loop().time() - began
+            raise UnreachableError(f"{peer_id}: no answer to {method} in {waited_s:.3g} s ({phase})") from error
         except (EOFError, OSError, ControlError) as error:
             raise UnreachableError(f"{peer_id}: {method} broke off while {phase}: {error}") from error
         except RemoteError as error:

@@ -62,7 +62,7 @@ def test_delay_is_paid_both_ways_and_deadlines_hold() -> None:
         a, _, _ = peers(MemoryNetwork(random.Random(1), delay_s=1.5))
         assert (await ask(a, B)).meta == {"n": 1}
         assert now() == 3.0
-        with pytest.raises(TransientError, match="no answer to echo within 2 s"):
+        with pytest.raises(TransientError, match="no answer to echo in 2 s"):
             await ask(a, B, timeout_s=2.0)
         assert now() == 5.0
 

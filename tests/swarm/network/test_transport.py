@@ -234,7 +234,7 @@ def test_deadline_ends_the_call_and_its_handler(world: World) -> None:
 
     async def main() -> float:
         start = asyncio.get_running_loop().time()
-        with pytest.raises(UnreachableError, match=r"no answer to hang within 1 s"):
+        with pytest.raises(UnreachableError, match=r"no answer to hang in 1(\.\d+)? s"):
             await call(world, "hang", timeout_s=1.0)
         waited = asyncio.get_running_loop().time() - start
         await until(lambda: ended)
