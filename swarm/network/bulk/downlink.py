@@ -5,9 +5,9 @@ lost, and a line of 0.5 Mbit/s queues ten: of what three connections sent there 
 sent again, and with six a third. Who receives knows them all. So each has its share of what such a line carries in a
 queue's time and a round trip, as its TCP receive window.
 
-A line is narrow when little comes through it and much of that out of its order, for what should have come before was
-dropped. Rates alone say nothing: little comes also from who has little to send. After that more may be under way from
-one window of time to the next, until something is dropped again, or a line as wide as any that matters carries it.
+A line is narrow when little comes through it, and by many connections out of its order, for what should have come
+before was dropped. Rates alone say nothing: little comes also from who has little to send. After that more may be under
+way from one window of time to the next, until something is dropped again, or a line as wide as any that matters has it.
 """
 
 import asyncio
@@ -32,7 +32,9 @@ WINDOW_S = 3.0
 NARROW_BYTES_PER_S = 128e3
 """A wider line queues what many connections have under way at least."""
 MOST_DISORDERED = 0.05
-"""Of all segments. One that is dropped lets some that were under way behind it come out of order."""
+"""Of a connection's segments. One that is dropped lets some that were under way behind it come out of order."""
+SHARE_DISORDERED = 1 / 3
+"""Of all segments come by connections with more than that: one that is out of order on purpose narrows nothing."""
 QUEUE_S = 0.2
 """Modems hold as much, and all of them some packets."""
 LEAST_TOGETHER = 8 * 1448
@@ -132,21 +134,22 @@ class Downlink:
 
     def _measure(self, now: float) -> None:
         """At a window's end."""
-        rate, num_came, num_disordered = self._moved / (now - self._began_at), 0, 0
-        round_trips_s = []
+        rate, num_came, num_disordered, longest_s = self._moved / (now - self._began_at), 0, 0, 0.0
         for stream, seen in self._active.items():
             came = stream.came
-            num_came += max(0, came.all - seen.came.all)
-            num_disordered += max(0, came.disordered - seen.came.disordered)
-            round_trips_s.append(came.round_trip_s)
+            num_new = max(0, came.all - seen.came.all)
+            num_came += num_new
+            if came.disordered - seen.came.disordered > MOST_DISORDERED * num_new:
+                num_disordered += num_new
+            longest_s = max(longest_s, came.round_trip_s)
             seen.came = came
         self._moved, self._began_at = 0, now
-        a_round_trip_s = QUEUE_S + max(round_trips_s, default=0.0)
-        if num_disordered > MOST_DISORDERED * num_came and rate < NARROW_BYTES_PER_S:
-            self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * a_round_trip_s))
+        held_s = QUEUE_S + longest_s
+        if num_disordered > SHARE_DISORDERED * num_came and rate < NARROW_BYTES_PER_S:
+            self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * held_s))
         else:
             self.together *= WIDENED
-        if self.together >= NARROW_BYTES_PER_S * a_round_trip_s:
+        if self.together >= NARROW_BYTES_PER_S * held_s:
             self.together = math.inf
         self._share()
 

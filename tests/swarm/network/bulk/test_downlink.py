@@ -52,12 +52,16 @@ class FakeStream:
 
     sends: float = math.inf
     window: float = math.inf
+    is_disordered: bool = False
+    """On purpose."""
     num_bytes: float = 0.0
     lost: float = 0.0
 
     @property
     def came(self) -> Came:
-        return Came(round(self.num_bytes / SEGMENT_BYTES), round(3 * self.lost / SEGMENT_BYTES), ROUND_TRIP_S)
+        num_segments = round(self.num_bytes / SEGMENT_BYTES)
+        disordered = num_segments if self.is_disordered else round(3 * self.lost / SEGMENT_BYTES)
+        return Came(num_segments, disordered, ROUND_TRIP_S)
 
     def limit(self, window_bytes: float) -> None:
         self.window = window_bytes
@@ -141,6 +145,20 @@ def test_nobody_is_limited_who_sends_little_or_on_a_wide_line(sends: float, line
             downlink.opened(stream)
         lost = await carry(downlink, streams, line, 10 * WINDOW_S)
         assert (lost > 0.2) == (sends == math.inf)
+        assert {stream.window for stream in streams} == {math.inf}
+
+    run_virtually(main)
+
+
+def test_one_that_is_out_of_order_on_purpose_narrows_nothing() -> None:
+    async def main() -> None:
+        downlink, streams = (
+            Downlink(),
+            [FakeStream(10_000.0), FakeStream(10_000.0), FakeStream(9_000.0, is_disordered=True)],
+        )
+        for stream in streams:
+            downlink.opened(stream)
+        await carry(downlink, streams, LINE, 10 * WINDOW_S)
         assert {stream.window for stream in streams} == {math.inf}
 
     run_virtually(main)
