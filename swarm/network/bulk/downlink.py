@@ -17,13 +17,13 @@ import socket
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 _SO_BUF_LOCK = 72
 """Linux 5.14; Python has no name for it."""
-_TCP_INFO = struct.Struct("=148xII68xI")
-"""Of Linux's `struct tcp_info`: the least round trip in microseconds, segments with data that came, those of them that
-came before others which were sent earlier."""
+_TCP_INFO = struct.Struct("=128xQ12xII68xI")
+"""Of Linux's `struct tcp_info`: bytes that came, the least round trip in microseconds, segments with data that came,
+those of them that came before others which were sent earlier."""
 LOOK_S = 0.2
 ACTIVE_S = 1.0
 """After its last bytes a connection still counts among those that share the line: its next message may be under way."""
@@ -49,8 +49,9 @@ NO_WINDOW = 1 << 30
 
 
 class Came(NamedTuple):
-    """By a connection, since its beginning: data segments, and those of them out of their order."""
+    """By a connection, since its beginning: bytes, the segments they came in, and those of them out of their order."""
 
+    num_bytes: int = 0
     all: int = 0
     disordered: int = 0
     round_trip_s: float = 0.0
@@ -69,97 +70,99 @@ class SharingStream(Protocol):
 
 @dataclass
 class _Seen:
-    """Of an active stream."""
+    """Of a stream."""
 
-    last_at: float
-    """When something came."""
-    came: Came
+    began: Came
     """At the window's beginning."""
+    came: Came
+    """When last looked."""
+    last_at: float = -math.inf
+    """When something was seen to have come."""
+
+    def is_active(self, now: float) -> bool:
+        return now - self.last_at <= ACTIVE_S
 
 
 class Downlink:
     """All that this process receives by sealed sockets. For the one event loop that uses them."""
 
     def __init__(self) -> None:
-        self._open: WeakSet[SharingStream] = WeakSet()
-        self._active: dict[SharingStream, _Seen] = {}
+        self._seen: WeakKeyDictionary[SharingStream, _Seen] = WeakKeyDictionary()
+        """Of all that are open."""
+        self._num_active = 0
         self.together = math.inf
         """Bytes that may be under way, of all; infinite unless the line is narrow."""
-        self._moved, self._began_at = 0, 0.0
-        """In this window; and since when."""
+        self._began_at = 0.0
+        """This window."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def opened(self, stream: SharingStream) -> None:
-        self._open.add(stream)
+        self._seen[stream] = _Seen(stream.came, stream.came)
         if math.isfinite(self.together):
             stream.limit(IDLE_WINDOW)
 
     def left(self, stream: SharingStream) -> None:
         """It is closed."""
-        self._open.discard(stream)
-        if self._active.pop(stream, None) is not None:
-            self._share()
+        self._seen.pop(stream, None)
 
-    def received(self, stream: SharingStream, num_bytes: int) -> None:
+    def received(self) -> None:
+        """Something, by one of them; a long record comes for a while before anybody reads it."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        if self._loop is not loop:
-            self._loop, self._began_at, self._moved = loop, now, 0
-            self._active.clear()
-            loop.call_later(LOOK_S, self._look)
-        self._moved += num_bytes
-        seen = self._active.get(stream)
-        if seen is not None:
-            seen.last_at = now
+        if self._loop is loop:
             return
-        self._active[stream] = _Seen(now, stream.came)
-        self._share()
+        self._loop, self._began_at = loop, loop.time()
+        for seen in self._seen.values():
+            seen.began = seen.came
+        self._look()
 
     def _look(self) -> None:
         """A window in which the last connection fell silent tells nothing of the line."""
         if self._loop is None:
             return
         now = self._loop.time()
+        for stream, seen in self._seen.items():
+            came = stream.came
+            if came.num_bytes > seen.came.num_bytes:
+                seen.last_at = now
+            seen.came = came
         if now - self._began_at >= WINDOW_S:
             self._measure(now)
-        silent = [stream for stream, seen in self._active.items() if now - seen.last_at > ACTIVE_S]
-        for stream in silent:
-            del self._active[stream]
-        if silent:
-            self._share()
-        if self._active:
+        self._share(now)
+        if self._num_active:
             self._loop.call_later(LOOK_S, self._look)
         else:
             self._loop = None
 
     def _measure(self, now: float) -> None:
         """At a window's end."""
-        rate, num_came, num_disordered, longest_s = self._moved / (now - self._began_at), 0, 0, 0.0
-        for stream, seen in self._active.items():
-            came = stream.came
-            num_new = max(0, came.all - seen.came.all)
-            num_came += num_new
-            if came.disordered - seen.came.disordered > MOST_DISORDERED * num_new:
-                num_disordered += num_new
-            longest_s = max(longest_s, came.round_trip_s)
-            seen.came = came
-        self._moved, self._began_at = 0, now
-        held_s = QUEUE_S + longest_s
+        moved = num_came = num_disordered = 0
+        held_s = QUEUE_S
+        for seen in self._seen.values():
+            num_new = seen.came.all - seen.began.all
+            if num_new > 0:
+                num_came += num_new
+                moved += seen.came.num_bytes - seen.began.num_bytes
+                is_disordered = seen.came.disordered - seen.began.disordered > MOST_DISORDERED * num_new
+                num_disordered += num_new if is_disordered else 0
+                held_s = max(held_s, QUEUE_S + seen.came.round_trip_s)
+            seen.began = seen.came
+        rate = moved / (now - self._began_at)
+        self._began_at = now
         if num_disordered > SHARE_DISORDERED * num_came and rate < NARROW_BYTES_PER_S:
             self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * held_s))
         else:
             self.together *= WIDENED
         if self.together >= NARROW_BYTES_PER_S * held_s:
             self.together = math.inf
-        self._share()
 
-    def _share(self) -> None:
+    def _share(self, now: float) -> None:
+        self._num_active = sum(1 for seen in self._seen.values() if seen.is_active(now))
         window, idle = math.inf, math.inf
         if math.isfinite(self.together):
-            steps = int(self.together) // (WINDOW_STEP * max(1, len(self._active)))
+            steps = int(self.together) // (WINDOW_STEP * max(1, self._num_active))
             window, idle = max(LEAST_WINDOW, steps * WINDOW_STEP), IDLE_WINDOW
-        for stream in list(self._open):
-            stream.limit(window if stream in self._active else idle)
+        for stream, seen in self._seen.items():
+            stream.limit(window if seen.is_active(now) else idle)
 
 
 DOWNLINK = Downlink()
@@ -182,7 +185,7 @@ def came_of(connection: socket.socket) -> Came:
     """By a TCP connection; nothing where the system does not say."""
     with contextlib.suppress(OSError, AttributeError, struct.error):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        microseconds, num_segments, num_disordered = _TCP_INFO.unpack(info)
+        num_bytes, microseconds, num_segments, num_disordered = _TCP_INFO.unpack(info)
         round_trip_s = microseconds / 1e6 if microseconds < 1 << 31 else 0.0  # all bits are set where there is none
-        return Came(num_segments, num_disordered, round_trip_s)
+        return Came(num_bytes, num_segments, num_disordered, round_trip_s)
     return Came()

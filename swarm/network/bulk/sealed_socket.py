@@ -134,6 +134,7 @@ class SealedSocket:
             except BlockingIOError:
                 self._wake_after(self._awaited(len(view)))
                 raise
+            DOWNLINK.received()
             self._wake_after(1)
             length = self._received - _HEAD.size - _TAG_BYTES
             assert self._incoming is not None
@@ -190,7 +191,6 @@ class SealedSocket:
             if num_bytes == 0:
                 raise ConnectionResetError("the stream ended inside a record")
             self._received += num_bytes
-            DOWNLINK.received(self, num_bytes)
         return True
 
     def _awaited(self, num_plain: int) -> int:

@@ -61,7 +61,7 @@ class FakeStream:
     def came(self) -> Came:
         num_segments = round(self.num_bytes / SEGMENT_BYTES)
         disordered = num_segments if self.is_disordered else round(3 * self.lost / SEGMENT_BYTES)
-        return Came(num_segments, disordered, ROUND_TRIP_S)
+        return Came(round(self.num_bytes), num_segments, disordered, ROUND_TRIP_S)
 
     def limit(self, window_bytes: float) -> None:
         self.window = window_bytes
@@ -79,7 +79,7 @@ async def carry(downlink: Downlink, streams: Sequence[FakeStream], line: float, 
             stream.num_bytes += moved
             stream.lost += too_much * moved
             came, lost = came + moved, lost + too_much * moved
-            downlink.received(stream, round(moved))
+        downlink.received()
         await asyncio.sleep(STEP_S)
     return lost / came
 
@@ -102,6 +102,7 @@ def test_several_that_overfill_a_narrow_line_share_what_it_holds() -> None:
         assert await carry(downlink, streams, LINE, 30 * WINDOW_S) < 0.02
         for stream in streams[1:]:
             downlink.left(stream)
+        await carry(downlink, streams[:1], LINE, 2 * LOOK_S)
         assert streams[0].window == int(downlink.together) // WINDOW_STEP * WINDOW_STEP > window
 
     run_virtually(main)
