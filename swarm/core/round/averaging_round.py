@@ -9,6 +9,7 @@ What this member sends and reduces under a certified roster is `swarm.core.round
 of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -74,6 +75,9 @@ __all__ = [
 ]
 
 
+COMMIT_AGAIN_PHASES = 0.5
+"""So long after its commitment a member makes none to the same view: its leader asks once more after two phases, and
+what it is answered with may be a thousand times as long as the question."""
 MOST_REVISIONS = 8
 """So often a leader may give parts of its roster to others, leaving out nobody, and be waited for anew each time."""
 
@@ -110,6 +114,7 @@ class AveragingRound:
     _contribution_asked: bool = False
     _contributed: bool = False
     _commit_owed: bool = False
+    _last_commit: tuple[int, float] = (-1, -math.inf)  # the view of the latest one that was sent, and when
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
     _there: dict[PeerId, Contribution] = field(default_factory=dict)  # of members that others have heard, as leader
@@ -252,6 +257,9 @@ class AveragingRound:
             return out + self._news_for(sender, view)
         if out or (view > self.view and not is_own):
             self._called[sender] = view
+            return out
+        committed_to, committed_at = self._last_commit
+        if view == committed_to and now < committed_at + COMMIT_AGAIN_PHASES * self.facts.phase_s:
             return out
         waited_for = self._patience.due if view == self._promised or is_own else None
         self._enter(view)
@@ -441,6 +449,7 @@ class AveragingRound:
             return self._lead.propose(now)
         if self._commit_owed:
             self._commit_owed = False
+            self._last_commit = self.view, now
             self._wait_for_leader(now)
             promise = self._voter.promise(self.view)
             return [SendCommit(self.leader, self.view, made, promise, self._voter.roster, self._voter.result)]

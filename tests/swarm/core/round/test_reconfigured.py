@@ -112,9 +112,11 @@ def test_a_leader_that_asks_again_and_again_for_a_commitment_it_has_is_given_up(
     assert only(third.contributed(contribution(third.me), now=0.0), SendCommit).to == first.me
     deadline = third.deadline
     assert deadline is not None
-    for half in range(2 * int(deadline / PHASE_S)):
+    assert third.on_close(first.me, 0, Proof(), now=0.0) == [], "a commitment may be long, and what asks for it is not"
+    for half in range(1, 2 * int(deadline / PHASE_S)):
         now = 0.5 * half * PHASE_S
         assert only(third.on_close(first.me, 0, Proof(), now=now), SendCommit).to == first.me
+        assert third.on_close(first.me, 0, Proof(), now=now + 0.4 * PHASE_S) == []
         assert third.tick(now=now) == []
     assert third.deadline == deadline
     assert only(third.tick(now=deadline), SendCommit).to == second.me
