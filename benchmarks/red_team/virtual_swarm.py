@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.red_team.mutations import SCALE
-from benchmarks.red_team.virtual_time import AtOnce, VirtualLoop, WorkInLoop, run_virtually
+from benchmarks.red_team.virtual_time import AtOnce, StandsStillError, VirtualLoop, WorkInLoop, run_virtually
 from benchmarks.whole_model import WholeModel
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
@@ -298,6 +298,8 @@ class VirtualSwarm:
             ):
                 self.run = _prepared(self.setting, Path(folder))
                 run_virtually(partial(self._main, Path(folder)), rng=self.rng, on_unhandled=self._unhandled)
+        except StandsStillError as error:
+            self.broke(None, str(error))
         finally:
             root.removeHandler(handler)
             root.setLevel(level)

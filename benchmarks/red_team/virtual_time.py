@@ -24,8 +24,15 @@ Arguments = TypeVarTuple("Arguments")
 
 EPOCH_S = 1.8e9
 """What the calendar says when a virtual loop begins."""
+MOST_AT_ONCE = 10_000
+"""Turns of the loop in which no time passes: a run has fewer than a hundred, and messages that answer each other for
+ever have no last one."""
 JOB_S = 0.01
 """A job of a peer's threads takes so long."""
+
+
+class StandsStillError(LocalError):
+    """Something goes on without end, and takes no time."""
 
 
 class _Jumping(selectors.SelectSelector):
@@ -34,10 +41,14 @@ class _Jumping(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self._num_at_once = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise LocalError("nothing is left that could ever happen in this loop")
+        self._num_at_once = self._num_at_once + 1 if timeout <= 0 else 0
+        if self._num_at_once > MOST_AT_ONCE:
+            raise StandsStillError(f"no time passes in {MOST_AT_ONCE} turns of the loop, at {self.now:.3f} s")
         self.now += max(0.0, timeout)
         return []
 

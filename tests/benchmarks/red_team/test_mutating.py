@@ -1,7 +1,9 @@
 """Runs with liars whose records and messages are changed at random: what must hold, holds."""
 
+import asyncio
 import json
 import logging
+import random
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from benchmarks.red_team.mutating import Kept, shrunk
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.records import declared, slots_of
 from benchmarks.red_team.trial import HONEST_LOSS, MADE, METHODS, SETTINGS, Trial, run, run_honestly
+from benchmarks.red_team.virtual_time import MOST_AT_ONCE, StandsStillError, run_virtually
 from swarm.core.record import Signed
 
 SEED = 3
@@ -20,6 +23,8 @@ SEED = 3
 FEW_AT_WORK = 30304
 """A seed whose first leader lies, and grants all microbatches to itself and one more: nobody else waited for its round,
 nor turned from it."""
+CLOSES_ALWAYS = 4411
+"""A seed whose first leader says "close" whatever it has to say, and was answered with a commitment each time."""
 DESCRIPTORS = Path("/proc/self/fd")
 NUM_SOAKED, AT_ONCE = 20_000, 100
 
@@ -39,6 +44,25 @@ def test_a_leader_that_gives_work_to_few_and_begins_no_round_stops_nobody() -> N
     trial = run(FEW_AT_WORK, plan=silent, setting="two of 8, the first stage")
     assert trial.applied[1]
     assert not trial.fails, str(trial)
+
+
+def test_a_leader_that_asks_for_commitments_without_end_is_answered_at_times() -> None:
+    trial = run(CLOSES_ALWAYS)
+    assert not trial.fails, str(trial)
+
+
+def test_what_goes_on_without_end_and_takes_no_time_ends_a_run() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            loop.call_soon(again)
+
+        again()
+        await loop.create_future()
+
+    with pytest.raises(StandsStillError, match=f"no time passes in {MOST_AT_ONCE} turns"):
+        run_virtually(main, rng=random.Random(0), on_unhandled=lambda _: None)
 
 
 def held_by_runs() -> tuple[int, int]:
