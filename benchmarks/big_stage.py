@@ -8,11 +8,11 @@ defaults. After two rounds one more peer joins, and in the middle of a round the
 `--cut-s`; with `--slow-line` it has that share of the others' rate instead, once all are members. Counted from the
 certified results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission
 to the roster that names it; until it comes rounds are undisturbed, and from then on beside it. Sent twice is what went
-over the uplinks, but for bare acknowledgements, beyond contributions, results, also those that somebody catches up
-with, the newcomer's state and, as many as the plan expects, audits' inputs. A figure whose name begins with `plan_` is
-what `swarm plan` says, told how long a step took here beside its round; the newcomer's that of a stage with one peer
-more, in which rounds go on, and that of rounds beside it what the plan has of a line that somebody's state shares.
-Needs root and `ip`.
+over the uplinks to the stage's peers, but for bare acknowledgements, beyond contributions, results, also those that
+somebody catches up with, the newcomer's state and, as many as the plan expects, audits' inputs. A figure whose name
+begins with `plan_` is what `swarm plan` says, told how long a step took here beside its round; the newcomer's that of
+a stage with one peer more, in which rounds go on, and that of rounds beside it what the plan has of a line that
+somebody's state shares. Needs root and `ip`.
 """
 
 import contextlib
@@ -159,6 +159,7 @@ def watch(
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         homes = list(addresses.values())
         router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=homes)
+        router.count_apart(network.address("host"), network.address(SOURCE))
         held = stack.enter_context(watching([join(name).pid for name in founders]))
         begin_by = time.monotonic() + READY_S
 
@@ -330,9 +331,9 @@ def figures(
     if watched.newcomer_s is not None:
         due += num_parameters * STATE_BYTES
     at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]
-    up, acknowledged = (
+    up, acknowledged, to_others = (
         sum(at[-1][name][address] - at[0][name][address] for address in watched.addresses.values())
-        for name in ("up_bytes", "up_ack_bytes")
+        for name in ("up_bytes", "up_ack_bytes", "up_apart_bytes")
     )
     dropped = Counter[str]()
     left_out = Counter[str]()
@@ -357,8 +358,9 @@ def figures(
         "dropped_by": dict(dropped),
         "left_out_whole": dict(left_out),
         "rounds": len(results),
-        "bytes_sent_twice_share": max(0.0, (up - acknowledged) / HEADERS / due - 1.0) if due else None,
+        "bytes_sent_twice_share": max(0.0, (up - acknowledged - to_others) / HEADERS / due - 1.0) if due else None,
         "acknowledgements_share": acknowledged / up if up else None,
+        "to_host_and_source_share": to_others / up if up else None,
         "round_seconds": statistics.median(rounds) if rounds else None,
         "undisturbed_round_seconds": statistics.median(undisturbed) if undisturbed else None,
         "plan_round_seconds": stage["round_s"],

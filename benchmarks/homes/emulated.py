@@ -70,6 +70,10 @@ class Router:
         """From now on these homes' lines are dead, and no others."""
         self._tell({"cut": [*addresses]})
 
+    def count_apart(self, *addresses: str) -> None:
+        """From now on, what is sent to these homes."""
+        self._tell({"apart": [*addresses]})
+
     def _tell(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")

@@ -7,11 +7,13 @@ token bucket and a queue), travels half a round trip, and comes in through its r
 Of a lossy path each packet is lost behind its uplink with the given probability, drawn from a seed. Rates come as JSON
 lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
 With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
-send or are sent, until another such line. With a KIND a home is behind a router of that kind, or behind two, and has a
+send or are sent, until another such line; of `{"apart": [ADDRESS, ...]}` what is sent to these homes is counted by
+itself as well. With a KIND a home is behind a router of that kind, or behind two, and has a
 private address (`benchmarks.homes.translation`). With an ADDRESS6 it has IPv6 too, behind a firewall if that is said.
-Twenty times a second a line goes to standard output: `{"at", "up_bytes", "up_ack_bytes", "down_bytes", "dropped",
-"lost", "busy_s"}`, bytes of IP packets by address since the start, of those sent also those that bring nothing but
-TCP's acknowledgements, CPU seconds of this process. Needs root.
+Twenty times a second a line goes to standard output: `{"at", "up_bytes", "up_ack_bytes", "up_apart_bytes",
+"down_bytes", "dropped", "lost", "busy_s"}`, bytes of IP packets by address since the start, of those sent also those
+that bring nothing but TCP's acknowledgements, and of the others those to homes apart, CPU seconds of this process.
+Needs root.
 """
 
 import ctypes
@@ -106,6 +108,7 @@ class Home:
     tun: int
     up: Line = field(default_factory=Line)
     up_ack_bytes: int = 0
+    up_apart_bytes: int = 0
     down: Line = field(default_factory=Line)
     translator: Translator = field(default_factory=lambda: Translator([]))
     address6: str | None = None
@@ -124,6 +127,7 @@ class Router:
         self._of_address |= {socket.inet_pton(socket.AF_INET6, address): home for address, home in six.items()}
         self._delay_s = 0.0
         self._cut: frozenset[int] = frozenset()
+        self._apart: frozenset[int] = frozenset()
         self._under_way: list[tuple[float, int, bool, Home, bytes]] = []  # due, number, is on the downlink, to, packet
         self._numbers = itertools.count()
 
@@ -148,6 +152,10 @@ class Router:
         """From now on the lines of these homes are dead, and no others."""
         self._cut = frozenset(self._homes[address].tun for address in addresses)
 
+    def count_apart(self, addresses: Sequence[str]) -> None:
+        """From now on, what is sent to these homes."""
+        self._apart = frozenset(self._homes[address].tun for address in addresses)
+
     def receive(self, home: Home, now: float) -> None:
         """Take what the namespace has sent."""
         for _ in range(64):
@@ -167,6 +175,8 @@ class Router:
                 continue
             if is_acknowledgement(packet):
                 home.up_ack_bytes += size_bytes
+            elif to.tun in self._apart:
+                home.up_apart_bytes += size_bytes
             if self._loss and self._rng.random() < self._loss:
                 self._num_lost += 1
             else:
@@ -198,6 +208,7 @@ class Router:
             "at": time.time(),
             "up_bytes": {address: home.up.num_bytes for address, home in self._homes.items()},
             "up_ack_bytes": {address: home.up_ack_bytes for address, home in self._homes.items()},
+            "up_apart_bytes": {address: home.up_apart_bytes for address, home in self._homes.items()},
             "down_bytes": {address: home.down.num_bytes for address, home in self._homes.items()},
             "dropped": {address: home.up.dropped + home.down.dropped for address, home in self._homes.items()},
             "lost": self._num_lost,
@@ -216,6 +227,9 @@ def obey(router: Router, homes: dict[str, Home], order: dict[str, Any]) -> None:
     """One line of standard input."""
     if "cut" in order:
         router.cut(order["cut"])
+        return
+    if "apart" in order:
+        router.count_apart(order["apart"])
         return
     if order.get("loss"):
         for home in homes.values():  # or one loss would take the forty segments of a packet

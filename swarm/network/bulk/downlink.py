@@ -8,6 +8,7 @@ queue's time and a round trip, as its TCP receive window.
 A line is narrow when little comes through it, and by many connections out of its order, for what should have come
 before was dropped. Rates alone say nothing: little comes also from who has little to send. After that more may be under
 way from one window of time to the next, until something is dropped again, or a line as wide as any that matters has it.
+Where as much is dropped however little is under way, it is dropped elsewhere.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import contextlib
 import math
 import socket
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -29,8 +31,9 @@ ACTIVE_S = 1.0
 """After its last bytes a connection still counts among those that share the line: its next message may be under way."""
 WINDOW_S = 3.0
 """While something comes, in which the line is looked at."""
-NARROW_BYTES_PER_S = 128e3
-"""A wider line queues what many connections have under way at least."""
+NARROW_BYTES_PER_S, KNOWN_WINDOWS = 128e3, 40
+"""A wider line queues what many connections have under way at least. What came in one of so many windows of time, the
+line carries."""
 MOST_DISORDERED = 0.05
 """Of a connection's segments. One that is dropped lets some that were under way behind it come out of order."""
 SHARE_DISORDERED = 1 / 3
@@ -40,6 +43,9 @@ QUEUE_S = 0.2
 LEAST_TOGETHER = 8 * 1448
 NARROWED, WIDENED = 0.85, 1.05
 """After a window of time with losses, at least, and after one without."""
+IN_VAIN, RESTS = 5, 100
+"""After so many windows of time with losses, one after the other, though less and less was under way, they are not this
+line's: senders' own uplinks lose as well. Then it is not narrow for so many."""
 LEAST_WINDOW, IDLE_WINDOW, WINDOW_STEP = 1 << 10, 2 << 10, 1 << 10
 """Windows are told in such steps (RFC 7323, for buffers of some MiB). `IDLE_WINDOW`: of who sends nothing at the
 moment, for what it begins with."""
@@ -94,6 +100,8 @@ class Downlink:
         """Bytes that may be under way, of all; infinite unless the line is narrow."""
         self._began_at = 0.0
         """This window."""
+        self._rates: deque[float] = deque(maxlen=KNOWN_WINDOWS)
+        self._num_in_vain = self._rests = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def opened(self, stream: SharingStream) -> None:
@@ -148,7 +156,13 @@ class Downlink:
             seen.began = seen.came
         rate = moved / (now - self._began_at)
         self._began_at = now
-        if num_disordered > SHARE_DISORDERED * num_came and rate < NARROW_BYTES_PER_S:
+        self._rates.append(rate)
+        is_lossy = num_disordered > SHARE_DISORDERED * num_came
+        self._num_in_vain = self._num_in_vain + 1 if is_lossy and math.isfinite(self.together) else 0
+        self._rests = RESTS if self._num_in_vain >= IN_VAIN else max(0, self._rests - 1)
+        if self._rests:
+            self.together = math.inf
+        elif is_lossy and max(self._rates) < NARROW_BYTES_PER_S:
             self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * held_s))
         else:
             self.together *= WIDENED

@@ -36,8 +36,8 @@ def watched(results: list[Result], up_bytes: int) -> Watched:
         {"event": "step", "stage": 1, "step": FIRST + 1, "round_s": 5.0, "at": 19.0},
     ]
     lines: list[dict[str, Any]] = [
-        {"at": at, "up_bytes": {"one": up}, "up_ack_bytes": {"one": acks}}
-        for at, up, acks in ((0.0, 5, 2), (20.0, 5 + up_bytes + up_bytes // 10, 2 + up_bytes // 10))
+        {"at": at, "up_bytes": {"one": up}, "up_ack_bytes": {"one": small}, "up_apart_bytes": {"one": small}}
+        for at, up, small in ((0.0, 5, 2), (20.0, 5 + up_bytes + 2 * (up_bytes // 10), 2 + up_bytes // 10))
     ]
     ended = {**versions[-1], "at": 50.0}
     num_parts = len(results[0].parts) if results else 1
@@ -65,7 +65,8 @@ def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_w
     assert found["left_out_whole"] == {slow[-6:]: 1}
     assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)
     assert abs(found["bytes_sent_twice_share"] - 0.25) < 0.001
-    assert abs(found["acknowledgements_share"] - 0.1 / 1.1) < 0.001
+    assert abs(found["acknowledgements_share"] - 0.1 / 1.2) < 0.001
+    assert abs(found["to_host_and_source_share"] - 0.1 / 1.2) < 0.001
     rounds = ("undisturbed_round_seconds", "round_seconds", "plan_round_seconds", "step_seconds")
     assert [found[name] for name in rounds] == [3.0, 4.0, 2.0, 10.0]
     assert (found["beside_round_seconds"], found["plan_beside_round_seconds"]) == (5.0, 2.5)

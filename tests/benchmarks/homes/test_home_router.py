@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.homes.router import Home, Router, orders_in
+from benchmarks.homes.router import Home, Router, orders_in, wire_bytes
 from benchmarks.homes.translation import is_acknowledgement
 
 ONE, OTHER = "10.0.0.1", "10.0.0.2"
@@ -82,6 +82,14 @@ def test_acknowledgements_are_counted_as_they_leave(pair: Pair) -> None:
     figures = pair.router.figures()
     assert figures["up_ack_bytes"] == {ONE: len(packet) - 10, OTHER: 0}
     assert figures["up_bytes"] == {ONE: carried, OTHER: 0}
+
+
+def test_what_goes_to_homes_apart_is_counted_by_itself_but_acknowledgements(pair: Pair) -> None:
+    pair.send(now=10.0)
+    pair.router.count_apart([OTHER])
+    pair.send(now=11.0)
+    pair.send(tcp(0x10, 0), now=12.0)
+    assert pair.router.figures()["up_apart_bytes"] == {ONE: wire_bytes(PACKET), OTHER: 0}
 
 
 def test_a_packet_takes_its_uplink_half_a_round_trip_and_a_downlink(pair: Pair) -> None:

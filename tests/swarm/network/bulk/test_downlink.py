@@ -17,11 +17,14 @@ from swarm.network.bulk import sealed_socket
 from swarm.network.bulk.downlink import (
     ACTIVE_S,
     IDLE_WINDOW,
+    IN_VAIN,
+    KNOWN_WINDOWS,
     LEAST_TOGETHER,
     LEAST_WINDOW,
     LOOK_S,
     NARROW_BYTES_PER_S,
     QUEUE_S,
+    RESTS,
     WIDENED,
     WINDOW_S,
     WINDOW_STEP,
@@ -113,8 +116,8 @@ def test_a_window_never_closes_however_many_share_the_line() -> None:
         downlink, streams = Downlink(), [FakeStream() for _ in range(40)]
         for stream in streams:
             downlink.opened(stream)
-        await carry(downlink, streams, LINE, 10 * WINDOW_S)
-        assert downlink.together == LEAST_TOGETHER
+        await carry(downlink, streams, LINE, IN_VAIN * WINDOW_S)
+        assert LEAST_TOGETHER <= downlink.together < len(streams) * LEAST_WINDOW
         assert {stream.window for stream in streams} == {LEAST_WINDOW}
 
     run_virtually(main)
@@ -161,6 +164,34 @@ def test_one_that_is_out_of_order_on_purpose_narrows_nothing() -> None:
             downlink.opened(stream)
         await carry(downlink, streams, LINE, 10 * WINDOW_S)
         assert {stream.window for stream in streams} == {math.inf}
+
+    run_virtually(main)
+
+
+def test_what_is_lost_however_little_is_under_way_is_not_this_line_s() -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream(5_000.0, is_disordered=True) for _ in range(4)]
+        for stream in streams:
+            downlink.opened(stream)
+        limited_s = 0.0
+        for _ in range(RESTS):
+            await carry(downlink, streams, LINE, WINDOW_S)
+            limited_s += WINDOW_S if math.isfinite(streams[0].window) else 0.0
+        assert WINDOW_S <= limited_s <= (IN_VAIN + 1) * WINDOW_S
+
+    run_virtually(main)
+
+
+def test_a_line_that_carried_more_a_moment_ago_is_not_narrow() -> None:
+    async def main() -> None:
+        downlink, streams = Downlink(), [FakeStream() for _ in range(5)]
+        for stream in streams:
+            downlink.opened(stream)
+        await carry(downlink, streams, 3 * NARROW_BYTES_PER_S, 2 * WINDOW_S)
+        await carry(downlink, streams, LINE, (KNOWN_WINDOWS - 3) * WINDOW_S)
+        assert {stream.window for stream in streams} == {math.inf}
+        await carry(downlink, streams, LINE, 10 * WINDOW_S)
+        assert max(stream.window for stream in streams) < math.inf
 
     run_virtually(main)
 
