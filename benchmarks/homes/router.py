@@ -8,8 +8,8 @@ Of a lossy path each packet is lost behind its uplink with the given probability
 lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
 With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
 send or are sent, until another such line; of `{"apart": [ADDRESS, ...]}` what is sent to these homes is counted by
-itself as well. With a KIND a home is behind a router of that kind, or behind two, and has a
-private address (`benchmarks.homes.translation`). With an ADDRESS6 it has IPv6 too, behind a firewall if that is said.
+itself as well. With a KIND a home is behind a router of that kind, or behind two, and has a private address
+(`benchmarks.homes.translation`). With an ADDRESS6 it has IPv6 too, behind a firewall if that is said.
 Twenty times a second a line goes to standard output: `{"at", "up_bytes", "up_ack_bytes", "up_apart_bytes",
 "down_bytes", "dropped", "lost", "busy_s"}`, bytes of IP packets by address since the start, of those sent also those
 that bring nothing but TCP's acknowledgements, and of the others those to homes apart, CPU seconds of this process.

@@ -17,6 +17,7 @@ import math
 import socket
 import struct
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -85,9 +86,6 @@ class _Seen:
     last_at: float = -math.inf
     """When something was seen to have come."""
 
-    def is_active(self, now: float) -> bool:
-        return now - self.last_at <= ACTIVE_S
-
 
 class Downlink:
     """All that this process receives by sealed sockets. For the one event loop that uses them."""
@@ -95,7 +93,6 @@ class Downlink:
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[SharingStream, _Seen] = WeakKeyDictionary()
         """Of all that are open."""
-        self._num_active = 0
         self.together = math.inf
         """Bytes that may be under way, of all; infinite unless the line is narrow."""
         self._began_at = 0.0
@@ -105,7 +102,8 @@ class Downlink:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def opened(self, stream: SharingStream) -> None:
-        self._seen[stream] = _Seen(stream.came, stream.came)
+        came = stream.came
+        self._seen[stream] = _Seen(came, came)
         if math.isfinite(self.together):
             stream.limit(IDLE_WINDOW)
 
@@ -121,13 +119,11 @@ class Downlink:
         self._loop, self._began_at = loop, loop.time()
         for seen in self._seen.values():
             seen.began = seen.came
-        self._look()
+        self._look(loop)
 
-    def _look(self) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """A window in which the last connection fell silent tells nothing of the line."""
-        if self._loop is None:
-            return
-        now = self._loop.time()
+        now = loop.time()
         for stream, seen in self._seen.items():
             came = stream.came
             if came.num_bytes > seen.came.num_bytes:
@@ -135,9 +131,10 @@ class Downlink:
             seen.came = came
         if now - self._began_at >= WINDOW_S:
             self._measure(now)
-        self._share(now)
-        if self._num_active:
-            self._loop.call_later(LOOK_S, self._look)
+        active = {stream for stream, seen in self._seen.items() if now - seen.last_at <= ACTIVE_S}
+        self._share(active)
+        if active:
+            loop.call_later(LOOK_S, self._look, loop)
         else:
             self._loop = None
 
@@ -169,14 +166,13 @@ class Downlink:
         if self.together >= NARROW_BYTES_PER_S * held_s:
             self.together = math.inf
 
-    def _share(self, now: float) -> None:
-        self._num_active = sum(1 for seen in self._seen.values() if seen.is_active(now))
+    def _share(self, active: Collection[SharingStream]) -> None:
         window, idle = math.inf, math.inf
         if math.isfinite(self.together):
-            steps = int(self.together) // (WINDOW_STEP * max(1, self._num_active))
+            steps = int(self.together) // (WINDOW_STEP * max(1, len(active)))
             window, idle = max(LEAST_WINDOW, steps * WINDOW_STEP), IDLE_WINDOW
-        for stream, seen in self._seen.items():
-            stream.limit(window if seen.is_active(now) else idle)
+        for stream in list(self._seen):
+            stream.limit(window if stream in active else idle)
 
 
 DOWNLINK = Downlink()

@@ -24,21 +24,17 @@ from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.loop import new_event_loop
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.transport import Message
+from tests.swarm.network.bulk.sealed_ends import SECRET, over_tcp, sealed
 
 pytestmark = pytest.mark.processes
 
 T = TypeVar("T")
 LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",))
 BULK = os.urandom(3 * RECORD_BYTES + 17)
-SECRET = bytes(range(32))
 
 
 def sealed_pair() -> tuple[SealedSocket, SealedSocket]:
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.setblocking(False)
-    one, other = stream_keys(SECRET, b"", b"a" * 32, b"b" * 32)
-    return SealedSocket(ours, send_key=one, receive_key=other), SealedSocket(theirs, send_key=other, receive_key=one)
+    return sealed(*socket.socketpair())
 
 
 @pytest.mark.parametrize(
@@ -109,14 +105,11 @@ def test_bodies_arrive_whole_however_their_records_are_cut_and_wake_the_reader_o
 
     async def main() -> None:
         monkeypatch.setattr(SealedSocket, "recv_into", counted)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        ours, theirs = over_tcp()
         wire, carried = socket.socketpair()  # what the kernel between would do is done here: dribble
-        one, other = stream_keys(SECRET, b"", b"a" * 32, b"b" * 32)
-        for end in (ours, theirs, wire, carried):
+        for end in (ours, carried):
             end.setblocking(False)
-        writer = SealedSocket(wire, send_key=one, receive_key=other)
-        reader = SealedSocket(theirs, send_key=other, receive_key=one)
+        writer, reader = sealed(wire, theirs)
         with contextlib.closing(writer), contextlib.closing(reader), ours, carried:
             for sizes in ((200_000,), (300, 16_000, 16_000), (RECORD_BYTES, 5, RECORD_BYTES, 20_000, 1)):
                 nonlocal wakes

@@ -3,16 +3,13 @@
 import asyncio
 import math
 import os
-import random
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from benchmarks.red_team.virtual_time import run_virtually as run_with
 from swarm.network.bulk import sealed_socket
 from swarm.network.bulk.downlink import (
     ACTIVE_S,
@@ -31,8 +28,8 @@ from swarm.network.bulk.downlink import (
     Came,
     Downlink,
 )
-from swarm.network.bulk.sealed_socket import SealedSocket, stream_keys
 from swarm.network.bulk.sockets import Sending, receive
+from tests.swarm.network.bulk.sealed_ends import over_tcp, run_virtually, sealed
 
 LINE = 62_500.0
 SEGMENT_BYTES = 1448
@@ -41,12 +38,6 @@ STEP_S = LOOK_S / 4
 IN_FLIGHT = 4 * SEGMENT_BYTES
 """That each has under way at least."""
 QUEUED = 10 * SEGMENT_BYTES
-
-
-def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    unhandled: list[object] = []
-    run_with(main, rng=random.Random(0), on_unhandled=unhandled.append)
-    assert not unhandled
 
 
 @dataclass(eq=False)
@@ -70,6 +61,14 @@ class FakeStream:
         self.window = window_bytes
 
 
+def downlink_of(*streams: FakeStream) -> Downlink:
+    """That all of these are open on."""
+    downlink = Downlink()
+    for stream in streams:
+        downlink.opened(stream)
+    return downlink
+
+
 async def carry(downlink: Downlink, streams: Sequence[FakeStream], line: float, seconds: float) -> float:
     """The share that is lost: of what is under way beyond what the line queues."""
     lost = came = 0.0
@@ -89,9 +88,8 @@ async def carry(downlink: Downlink, streams: Sequence[FakeStream], line: float, 
 
 def test_several_that_overfill_a_narrow_line_share_what_it_holds() -> None:
     async def main() -> None:
-        downlink, streams, idle = Downlink(), [FakeStream() for _ in range(5)], FakeStream()
-        for stream in (*streams, idle):
-            downlink.opened(stream)
+        streams, idle = [FakeStream() for _ in range(5)], FakeStream()
+        downlink = downlink_of(*streams, idle)
         assert await carry(downlink, streams, LINE, WINDOW_S / 2) > 0.2
         assert {stream.window for stream in streams} == {math.inf}
         await carry(downlink, streams, LINE, 2 * WINDOW_S)
@@ -113,9 +111,8 @@ def test_several_that_overfill_a_narrow_line_share_what_it_holds() -> None:
 
 def test_a_window_never_closes_however_many_share_the_line() -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream() for _ in range(40)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream() for _ in range(40)]
+        downlink = downlink_of(*streams)
         await carry(downlink, streams, LINE, IN_VAIN * WINDOW_S)
         assert LEAST_TOGETHER <= downlink.together < len(streams) * LEAST_WINDOW
         assert {stream.window for stream in streams} == {LEAST_WINDOW}
@@ -125,9 +122,8 @@ def test_a_window_never_closes_however_many_share_the_line() -> None:
 
 def test_what_is_narrow_no_longer_is_not_limited_for_long() -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream() for _ in range(4)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream() for _ in range(4)]
+        downlink = downlink_of(*streams)
         await carry(downlink, streams, LINE, 3 * WINDOW_S)
         assert math.isfinite(downlink.together)
         few = streams[:1]
@@ -144,9 +140,8 @@ def test_what_is_narrow_no_longer_is_not_limited_for_long() -> None:
 @pytest.mark.parametrize(("sends", "line"), [(1_000.0, LINE), (math.inf, 3 * NARROW_BYTES_PER_S)])
 def test_nobody_is_limited_who_sends_little_or_on_a_wide_line(sends: float, line: float) -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream(sends) for _ in range(5)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream(sends) for _ in range(5)]
+        downlink = downlink_of(*streams)
         lost = await carry(downlink, streams, line, 10 * WINDOW_S)
         assert (lost > 0.2) == (sends == math.inf)
         assert {stream.window for stream in streams} == {math.inf}
@@ -156,12 +151,8 @@ def test_nobody_is_limited_who_sends_little_or_on_a_wide_line(sends: float, line
 
 def test_one_that_is_out_of_order_on_purpose_narrows_nothing() -> None:
     async def main() -> None:
-        downlink, streams = (
-            Downlink(),
-            [FakeStream(10_000.0), FakeStream(10_000.0), FakeStream(9_000.0, is_disordered=True)],
-        )
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream(10_000.0), FakeStream(10_000.0), FakeStream(9_000.0, is_disordered=True)]
+        downlink = downlink_of(*streams)
         await carry(downlink, streams, LINE, 10 * WINDOW_S)
         assert {stream.window for stream in streams} == {math.inf}
 
@@ -170,9 +161,8 @@ def test_one_that_is_out_of_order_on_purpose_narrows_nothing() -> None:
 
 def test_what_is_lost_however_little_is_under_way_is_not_this_line_s() -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream(5_000.0, is_disordered=True) for _ in range(4)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream(5_000.0, is_disordered=True) for _ in range(4)]
+        downlink = downlink_of(*streams)
         limited_s = 0.0
         for _ in range(RESTS):
             await carry(downlink, streams, LINE, WINDOW_S)
@@ -184,9 +174,8 @@ def test_what_is_lost_however_little_is_under_way_is_not_this_line_s() -> None:
 
 def test_a_line_that_carried_more_a_moment_ago_is_not_narrow() -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream() for _ in range(5)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream() for _ in range(5)]
+        downlink = downlink_of(*streams)
         await carry(downlink, streams, 3 * NARROW_BYTES_PER_S, 2 * WINDOW_S)
         await carry(downlink, streams, LINE, (KNOWN_WINDOWS - 3) * WINDOW_S)
         assert {stream.window for stream in streams} == {math.inf}
@@ -198,9 +187,8 @@ def test_a_line_that_carried_more_a_moment_ago_is_not_narrow() -> None:
 
 def test_who_falls_silent_leaves_its_share_to_the_others() -> None:
     async def main() -> None:
-        downlink, streams = Downlink(), [FakeStream() for _ in range(4)]
-        for stream in streams:
-            downlink.opened(stream)
+        streams = [FakeStream() for _ in range(4)]
+        downlink = downlink_of(*streams)
         await carry(downlink, streams, LINE, 3 * WINDOW_S)
         before = streams[0].window
         await carry(downlink, streams[:2], LINE, ACTIVE_S + 2 * LOOK_S)
@@ -214,14 +202,8 @@ def test_the_kernel_keeps_to_the_window(monkeypatch: pytest.MonkeyPatch) -> None
     async def main() -> None:
         downlink = Downlink()
         monkeypatch.setattr(sealed_socket, "DOWNLINK", downlink)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
-        for end in (ours, theirs):
-            end.setblocking(False)
-        one, other = stream_keys(bytes(32), b"", b"a" * 32, b"b" * 32)
-        sender = SealedSocket(ours, send_key=one, receive_key=other)
-        receiver = SealedSocket(theirs, send_key=other, receive_key=one)
+        ours, theirs = over_tcp(segment_bytes=SEGMENT_BYTES)
+        sender, receiver = sealed(ours, theirs)
         window_bytes = 4 * WINDOW_STEP
 
         async def window_told(num_bytes: int) -> int:

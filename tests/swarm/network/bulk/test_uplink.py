@@ -3,18 +3,13 @@
 import asyncio
 import math
 import os
-import random
-import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from benchmarks.red_team.virtual_time import run_virtually as run_with
 from swarm.network.bulk import sealed_socket
-from swarm.network.bulk.sealed_socket import SealedSocket, stream_keys
 from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.bulk.uplink import (
     FASTER,
@@ -28,15 +23,10 @@ from swarm.network.bulk.uplink import (
     Tcp,
     Uplink,
 )
+from tests.swarm.network.bulk.sealed_ends import over_tcp, run_virtually, sealed
 
 LINE = 125_000.0
 ROUND_TRIP_S = 0.15
-
-
-def run_virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    unhandled: list[object] = []
-    run_with(main, rng=random.Random(0), on_unhandled=unhandled.append)
-    assert not unhandled
 
 
 def windows_s(times: float) -> float:
@@ -384,13 +374,7 @@ def test_a_fast_line_and_one_that_nobody_knows_have_no_pace() -> None:
 
 def test_the_kernel_keeps_to_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
-        for end in (ours, theirs):
-            end.setblocking(False)
-        one, other = stream_keys(bytes(32), b"", b"a" * 32, b"b" * 32)
-        sender = SealedSocket(ours, send_key=one, receive_key=other)
-        receiver = SealedSocket(theirs, send_key=other, receive_key=one)
+        sender, receiver = sealed(*over_tcp())
         loop = asyncio.get_running_loop()
         try:
             body = os.urandom(1 << 20)

@@ -265,7 +265,7 @@ def test_answer_that_stalls_ends_at_the_deadline(scene: Scene, script: bytes) ->
 
     async def main() -> float:
         start = asyncio.get_running_loop().time()
-        with pytest.raises(TransientError, match=r"no answer to \w+ in [01]\.\d+ s"):
+        with pytest.raises(TransientError, match=r"no answer to x in [01]\.\d+ s"):
             await scene.honest.call(scene.stranger.peer_id, "x", Message(), timeout_s=0.1, max_body_bytes=100)
         return asyncio.get_running_loop().time() - start
 
@@ -277,7 +277,7 @@ def test_peer_that_does_not_read_ends_at_the_deadline(scene: Scene) -> None:
     scene.stranger.script, scene.stranger.hang_up = b"", False
 
     async def main() -> None:
-        with pytest.raises(TransientError, match=r"no answer to \w+ in 0\.\d+ s"):
+        with pytest.raises(TransientError, match=r"no answer to x in 0\.\d+ s"):
             await scene.honest.call(
                 scene.stranger.peer_id, "x", Message({}, bytes(64 << 20)), timeout_s=0.3, max_body_bytes=100
             )
