@@ -69,6 +69,9 @@ _USED_S = 3600.0
 _PORT = Integer(low=1, high=65535)
 _BACKLOG = 128
 _USER_TIMEOUT_MS = 30_000
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, and times. Who waits for an answer sends nothing, and would not see for two hours that the other end has
+given the connection up. It keeps the mappings of routers, too."""
 
 PUNCH_WORTH_WAITING_S = 12.0
 """And so long where the worse way is a relay, whose bytes are somebody else's; half of the call's time at most."""
@@ -339,6 +342,10 @@ def prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if hasattr(socket, "TCP_CONGESTION"):  # Linux
         with contextlib.suppress(OSError):  # not there, or not allowed: the system's own
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)

@@ -5,7 +5,6 @@ by itself has it accepted. All sockets of the port share it (SO_REUSEPORT), and 
 """
 
 import asyncio
-import contextlib
 import socket
 
 from swarm.network.addresses import version_of
@@ -16,8 +15,6 @@ from swarm.network.punch.seen import Endpoint
 AGAIN_S = 0.05
 """After a refusal: a router may answer what it does not know yet with a reset."""
 _BACKLOG = 16
-_IDLE_S, _EVERY_S, _FAILS = 15, 5, 3
-"""A punched connection that rests is asked after: it keeps the routers' mappings, and its end is noticed."""
 
 
 class LocalPort:
@@ -38,7 +35,7 @@ class LocalPort:
         """A connection from this port, at the first try. Raises OSError. The caller sets a deadline."""
         connection = self._socket(self.number)
         try:
-            _keep_alive(connection)
+            prepare(connection)
             await asyncio.get_running_loop().sock_connect(connection, tuple(endpoint))
         except BaseException:
             connection.close()
@@ -61,7 +58,7 @@ class LocalPort:
         while True:
             connection, address = await asyncio.get_running_loop().sock_accept(self._listener)
             if caller_of(address[0]) == caller_of(host):
-                _keep_alive(connection)
+                prepare(connection)
                 return connection
             connection.close()
 
@@ -78,11 +75,3 @@ class LocalPort:
             made.close()
             raise
         return made
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    prepare(connection)
-    for name, value in (("TCP_KEEPIDLE", _IDLE_S), ("TCP_KEEPINTVL", _EVERY_S), ("TCP_KEEPCNT", _FAILS)):
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

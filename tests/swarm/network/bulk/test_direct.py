@@ -196,6 +196,19 @@ def test_strangers_at_one_address_end_none_of_others_offers(monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="the system has no such option")
+def test_who_waits_for_an_answer_asks_whether_the_other_end_is_still_there() -> None:
+    """A newcomer waited nine minutes for a chunk of a donor whose line had been dead for one."""
+    with socket.socket() as waiting:
+        direct.prepare(waiting)
+        assert waiting.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle_s, every_s, times = (
+            waiting.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        )
+        assert idle_s + times * every_s <= direct._SILENT_S
+
+
 def test_congestion_control_is_chosen_where_the_system_lets_us(monkeypatch: pytest.MonkeyPatch) -> None:
     def control_of(connection: socket.socket) -> bytes:
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
