@@ -11,12 +11,14 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
 
+from benchmarks.homes.disks import results_on
 from bootstrap.state.run_folder import RunFolder
 from swarm.checkpoint.archive import checkpoints, read_checkpoint
 from tests.branches import Branches, breaches_on_disk, common_versions, data_order, steps_lost
@@ -137,7 +139,7 @@ def come_back(zygote: Zygote, root: Path, row: Row) -> None:
         _go(swarm, row)
         known = Branches.read(root / "host" / "ledger.sqlite")
         assert not known.breaches(), "the run was wrong before anybody went"
-        archived = _newest_checkpoint(root)
+        archived, made = _newest_checkpoint(root), _newest_made(root, swarm.peers)
         threading.Event().wait(PAUSE_S[row.back])
         if row.folders == "one-empty-folder":
             shutil.rmtree(root / EMPTIED)
@@ -148,7 +150,7 @@ def come_back(zygote: Zygote, root: Path, row: Row) -> None:
             swarm.start_peer(name, int(name[1]))
 
         began = time.monotonic()
-        back = _wait_for_a_new_step(swarm, known, until=began + GOES_ON_WITHIN_S)
+        back = _wait_for_a_new_step(swarm, known, made, until=began + GOES_ON_WITHIN_S)
         goes_on_s = time.monotonic() - began
         _check_where_it_went_on(row, known, back, archived)
         _check_what_was_said(swarm.events()[num_events:], known, back)
@@ -194,14 +196,22 @@ def _newest_checkpoint(root: Path) -> int:
     return max((read_checkpoint(path).version for path in checkpoints(root / "host" / "checkpoints")), default=0)
 
 
-def _wait_for_a_new_step(swarm: ProcessSwarm, known: Branches, *, until: float) -> Branches:
-    """Until all stages have certified what none of them can have certified before the others went."""
+def _newest_made(root: Path, peers: Collection[str]) -> int:
+    """Version that the newest certified result on a peer's disk makes, of which the host may not have heard; 0 if there
+    is none."""
+    results = [made for name in peers for made in results_on(root / name)]
+    return max((int(made.roster.step) + 1 for made in results), default=0)
+
+
+def _wait_for_a_new_step(swarm: ProcessSwarm, known: Branches, made: int, *, until: float) -> Branches:
+    """Until all stages have certified what none of them can have certified before the others went; `made`: the highest
+    version that one of them had by then."""
     pause = threading.Event()
     while True:
         found = Branches.read(swarm.root / "host" / "ledger.sqlite")
         is_new = len(found.starts) > len(known.starts)
         # Without a new start the run has only paused; a round that was under way then may have ended since.
-        floor = found.starts[-1].version if is_new else max(known.versions()) + 1
+        floor = found.starts[-1].version if is_new else max(*known.versions(), made) + 1
         if found.version() > floor:
             return found
         now = f"{found.starts[-1]}, stages at {found.versions()}"
