@@ -3,8 +3,8 @@ them for itself.
 
 Who votes draws with its own randomness, after the contribution was committed to, and tells nobody before it asks. What
 is not shown does not count: a voter tells the leader what it lacks, and the leader either has it shown, and hands it
-on, or proposes a roster without that contribution. A leader could always leave a member out, so nobody gains power by
-this: not the voter who lies about what it lacks, nor the member that shows its papers to some and not to others.
+on, or proposes a roster without that contribution, and tells who misses it there which entries it lacks: whoever sees
+those goes on missing it (`swarm.left_without`).
 """
 
 import asyncio
@@ -77,6 +77,8 @@ class DrawnPapers:
         self._draws: dict[bytes, tuple[int, ...]] = {}
         """By contribution: who asks again must not draw again."""
         self._shown: dict[bytes, None] = {}
+        self._lacked: dict[bytes, tuple[int, ...]] = {}
+        """By contribution, entries that its maker was asked for here in vain."""
         self._withheld = WaitedInVain()
 
     async def check(self, proposal: Proposal, leader: PeerId, *, num_members: int, within_s: float) -> None:
@@ -127,6 +129,25 @@ class DrawnPapers:
         self, made: Contribution, entries: Sequence[int], *, of: PeerId, within_s: float
     ) -> tuple[Value, ...]:
         """The papers of some entries, as a peer shows them. Raises RemoteError or TransientError if it does not."""
+        if of == made.peer_id:
+            self._keep_lacked(made, tuple(entries))
+        papers = await self._fetched(made, entries, of, within_s)
+        if of == made.peer_id:
+            self._lacked.pop(made.digest(), None)
+        return papers
+
+    def lacks(self, made: Contribution) -> tuple[int, ...]:
+        """Entries of a contribution, of which its maker has not shown all here: who doubts it may ask for the same."""
+        return self._lacked.get(made.digest(), ())
+
+    def _keep_lacked(self, made: Contribution, entries: tuple[int, ...]) -> None:
+        self._lacked[made.digest()] = entries
+        while len(self._lacked) > MOST_REMEMBERED:
+            del self._lacked[next(iter(self._lacked))]
+
+    async def _fetched(
+        self, made: Contribution, entries: Sequence[int], of: PeerId, within_s: float
+    ) -> tuple[Value, ...]:
         give_up_at = time.monotonic() + within_s
         meta: dict[str, Value] = {
             "stage": made.stage,

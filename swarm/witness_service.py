@@ -27,6 +27,7 @@ from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
 from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers, WaitedInVain
 from swarm.identity.key import Identity, verify
+from swarm.left_without import MOST_ASKED, contributed, is_missing
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
@@ -35,9 +36,6 @@ WITNESS = "witness"
 None: no vote; `there`: contributions of members, had of themselves, without which a roster is proposed."""
 VOTES = "votes"
 """{round} -> {votes}: whether this process votes in the round of that name."""
-LEFT_WITHOUT = "left_without"
-"""{stage, step, proposal} -> {brings_nothing, made}, of a member without whose contribution a roster is proposed: what
-it contributes to the round, None while it has not made that."""
 MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 4
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
@@ -45,9 +43,8 @@ KEPT_ENDED = 32
 """Rounds whose outcome is known: their leaders may have missed the answer, and ask once more within seconds."""
 KEPT_NAMES = 1024
 NOT_WRITTEN = NOT_RECONFIGURED - 1
-MOST_ASKED = 8
-"""Members whom a voter asks whether they vote, where parts are left empty, and where more are silent it waits for them;
-or what they contribute, of those without whom a roster is proposed."""
+MOST_SILENT = 8
+"""Members whom a voter asks whether they vote, where parts are left empty; where more are silent it waits for them."""
 LONGEST_HOLD_S = 120.0
 """So long no vote is given for a roster without a member that answers, for all that it says."""
 PAPERS_S = 2.0
@@ -249,7 +246,7 @@ class WitnessService:
     async def _silent(self, facts: RoundFacts, heard: Collection[PeerId]) -> frozenset[PeerId]:
         """Of the members that are not `heard` otherwise, those that do not answer, or that do not vote in the round."""
         silent = [peer for peer in facts.members if peer not in heard]
-        if len(silent) > MOST_ASKED:
+        if len(silent) > MOST_SILENT:
             return frozenset()
         said = await asyncio.gather(*(self._votes(peer, facts) for peer in silent))
         return frozenset(peer for peer, votes in zip(silent, said, strict=True) if not votes)
@@ -289,6 +286,17 @@ class WitnessService:
             raise TransientError(f"a member without which view {proposal.view} goes on is there")
         return found
 
+    async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
+        """What a member answers with to a roster without it; or whether it is there and waited for all the same."""
+        assert self._transport is not None
+        try:
+            made = await contributed(self._transport, facts, peer, proposal, answer_s=self._answer_s)
+        except (UnreachableError, RemoteError):  # or it has left the stage
+            return False
+        if isinstance(made, bool):
+            return made
+        return made if await is_missing(self._papers, facts, made, proposal, papers_s=PAPERS_S) else False
+
     def _may_hold_up(self, peer: PeerId, facts: RoundFacts) -> bool:
         """Whether a vote is held back for the member's sake: it has its time in each round."""
         if time.monotonic() < self._held_until.get((peer, facts.name), math.inf):
@@ -302,28 +310,6 @@ class WitnessService:
         is_distrusted = self._let_run_out.names(peer, facts.step) or peer in facts.late
         hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if is_distrusted else 1)
         self._held_until.setdefault((peer, facts.name), time.monotonic() + hold_s)
-
-    async def _is_there(self, peer: PeerId, facts: RoundFacts, proposal: Proposal) -> Contribution | bool:
-        """What a member answers with to a roster without it; or whether it is there and waited for all the same."""
-        assert self._transport is not None
-        told = Message({"stage": facts.stage, "step": facts.step, "proposal": proposal.packed})
-        try:
-            reply = await self._transport.call(peer, LEFT_WITHOUT, told, timeout_s=self._answer_s, max_body_bytes=0)
-            fields = Fields("answer to a roster", reply.meta)
-            brings_nothing, made = fields.boolean("brings_nothing"), fields.maybe("made", Contribution.from_value)
-            fields.done()
-            if made is not None:
-                facts.check_contribution(made, verify)
-        except (UnreachableError, RemoteError):  # or it has left the stage
-            return False
-        except TransientError:
-            return True
-        if made is None or made.peer_id != peer:
-            return not brings_nothing
-        if not made.work:
-            return made if peer in proposal.put_off else False
-        lack = await self._papers.lack(made, num_members=len(facts.members), within_s=PAPERS_S)
-        return made if lack is None else False
 
     def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters or self._identity.peer_id in facts.members:

@@ -66,7 +66,7 @@ class FalseTransport(TransportAround):
         adversary = self._liar.adversary
         if method in AUDITED and adversary.withholds:
             raise TransientError("not now")
-        if method == ROUND and request.meta.get("kind") == "commit" and self._ignores(sender, request):
+        if method == ROUND and self._is_deaf_to(sender, request):
             return Message({"status": "ok"})
         if method == PLEA and adversary.stands_by_its_work:
             return self._insisting(request)
@@ -82,10 +82,13 @@ class FalseTransport(TransportAround):
             return replace(reply, meta={**reply.meta, "waits_s": waits_s})
         return reply
 
-    def _ignores(self, sender: PeerId, request: Message) -> bool:
-        """As a leader: whether a member's commitment is as if it had not come."""
-        step, liar = _step_of(request), self._liar
-        return step >= liar.step and liar.adversary.ignores(step, liar.members, sender, me=self._me.peer_id)
+    def _is_deaf_to(self, sender: PeerId, request: Message) -> bool:
+        """As a leader: whether a member's commitment, or word of another's, is as if it had not come."""
+        step, liar, kind = _step_of(request), self._liar, request.meta.get("kind")
+        if kind == "there":
+            return liar.adversary.hears_nobody(step)
+        is_ignored = step >= liar.step and liar.adversary.ignores(step, liar.members, sender, me=self._me.peer_id)
+        return kind == "commit" and is_ignored
 
     def _insisting(self, request: Message) -> Message:
         """Asked to do its work again, it says that it comes to the same."""

@@ -7,8 +7,9 @@ tasks all run on one event loop, so decisions never interleave.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.receipts import papers_s
@@ -26,7 +27,7 @@ from swarm.core.audit.chance import Chance, OffChainError
 from swarm.core.canonical import Value, unpack
 from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
-from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item, value_or_none
+from swarm.core.fields import Fields, integer_item, packed_or_none, peer_item, signature_item, value_or_none
 from swarm.core.forms import as_map
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
@@ -48,14 +49,16 @@ from swarm.core.round.voting import (
 )
 from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain
-from swarm.drawn_papers import DrawnPapers, WithheldError
+from swarm.drawn_papers import DRAWN, DrawnPapers, WithheldError
 from swarm.identity.key import verify
+from swarm.left_without import LEFT_WITHOUT, LeftWithout
 from swarm.network.transport import MAX_META_BYTES, Message
-from swarm.witness_service import LEFT_WITHOUT, AreThere, VoteLog, ask_witness, check_joins
+from swarm.witness_service import AreThere, VoteLog, ask_witness, check_joins
 from verification.kinds.equivocation import CastVote, Equivocation, Statement
 from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_VOTES = MAX_VOTERS * len(PHASES)
 """Kept of a step to be compared with what else their voters sign."""
@@ -92,6 +95,8 @@ class RoundDriver:
         self._charges = charges
         self._chance = chance
         self._drawn = drawn
+        call_s = steps.context.settings.deadlines.call_s
+        self._left_without = LeftWithout(steps.context.transport, drawn, steps.may_join, call_s=call_s)
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -100,8 +105,12 @@ class RoundDriver:
         self._parts.serve()
 
     async def _on_round(self, sender: PeerId, request: Message) -> Message:
+        return await self._watched(self._take(sender, request))
+
+    async def _watched(self, taken: Coroutine[Any, Any, T]) -> T:
+        """Tells of what a message proves of its maker."""
         try:
-            return await self._take(sender, request)
+            return await taken
         except EquivocationError as error:
             self._suspect(error.one, error.other)
             raise
@@ -120,9 +129,10 @@ class RoundDriver:
             return Message({"brings_nothing": int(step) < self._steps.chain.version, "made": None})
         if sender not in machine.facts.voters:
             raise RemoteError("standing", f"{sender} has no vote on step {step}", sender)
-        proposal = Proposal.from_value(fields.message("proposal"))
+        proposal = fields.maybe("proposal", Proposal.from_value)
         fields.done()
-        self.carry_out(state, machine.on_left_without(proposal, now=time.monotonic()))
+        if proposal is not None:
+            self.carry_out(state, machine.on_left_without(proposal, now=time.monotonic()))
         made = packed_or_none(machine.contribution)
         return Message({"brings_nothing": machine.brings_nothing, "made": made})
 
@@ -137,7 +147,7 @@ class RoundDriver:
         assert machine is not None
         if sender in machine.facts.members:
             self._mail.heard(sender)
-            self.carry_out(state, machine.is_back(sender))
+            self.carry_out(state, machine.is_back(sender, now=time.monotonic()))
         now, heard = time.monotonic(), Heard([])
         if kind == HANDED_ON:
             return self._ropes.handed_on(state, sender, fields)
@@ -165,23 +175,8 @@ class RoundDriver:
             self._ropes.came(state, sender, sheets.of_contribution(shown_to_all))
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
-            self._check_neighbours(proposal)
-            check_joins(proposal, self._steps.may_join)
-            machine.facts.check_view(sender, proposal.view)
-            if not machine.is_past(proposal.view):
-                facts = machine.facts
-                num_members, within_s = len(facts.members), self._papers_s(facts)
-                try:
-                    await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
-                except WithheldError:
-                    self.carry_out(state, machine.pass_over(sender, proposal.view, now=time.monotonic()))
-                    raise
             words = fields.maybe("words", Words.from_value)
-            out = machine.on_ballot(sender, proposal, now=time.monotonic())
-            try:
-                await self._parts.compare(state, proposal, words)
-            except RemoteError as error:  # nobody votes for it: the next leader is turned to at once
-                out, heard = out + machine.pass_over(sender, proposal.view, now=time.monotonic()), Heard([], error)
+            out, heard = await self._asked(state, machine, sender, proposal, words)
         elif kind == "vote":
             view, phase, value = (
                 fields.integer("view", high=MOST_VIEWS),
@@ -191,6 +186,12 @@ class RoundDriver:
             vote = Vote.from_value(fields.message("vote"))
             self._compare_votes(state, view, phase_of(phase), value, vote)
             out = machine.on_vote(sender, view, phase, value, vote, now=now)
+        elif kind == "there":
+            named, is_checked = Contribution.from_value(fields.message("contribution")), fields.boolean("checked")
+            lacks = () if is_checked else self._drawn.lacks(named)
+            if not lacks and self._steps.may_join(named.peer_id):
+                self.carry_out(state, machine.on_named(sender, named, now=now))
+            return Message({"status": "ok", "lacks": [*lacks]})
         elif kind == "roster":
             out = machine.on_roster(sender, Roster.from_value(fields.message("roster")), now=now)
             state.notify()
@@ -219,6 +220,47 @@ class RoundDriver:
         if heard.failure is not None:
             raise heard.failure
         return Message({"status": "ok"})
+
+    async def _asked(
+        self, state: StepState, machine: AveragingRound, sender: PeerId, proposal: Proposal, words: Words | None
+    ) -> tuple[list[Instruction], Heard]:
+        """A leader asks for this peer's vote."""
+        self._check_neighbours(proposal)
+        check_joins(proposal, self._steps.may_join)
+        machine.facts.check_view(sender, proposal.view)
+        there: tuple[Contribution, ...] = ()
+        if not machine.is_past(proposal.view):
+            facts = machine.facts
+            num_members, within_s = len(facts.members), self._papers_s(facts)
+            try:
+                await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+            except WithheldError:
+                self.carry_out(state, machine.pass_over(sender, proposal.view, now=time.monotonic()))
+                raise
+            there = await self._left_without.are_there(machine, proposal, papers_s=within_s)
+        out = machine.on_ballot(sender, proposal, there=there, now=time.monotonic())
+        try:
+            await self._parts.compare(state, proposal, words)
+        except RemoteError as error:  # nobody votes for it: the next leader is turned to at once
+            return out + machine.pass_over(sender, proposal.view, now=time.monotonic()), Heard([], error)
+        return out, Heard([])
+
+    async def _say_there(self, state: StepState, named: act.SayThere) -> None:
+        """The leader says for which entries it has no papers, if that is why it is without the member."""
+        machine = state.round
+        assert machine is not None
+        meta: dict[str, Value] = {"kind": "there", "contribution": named.made.packed}
+        reply = await self._mail.send(state, named.to, {**meta, "checked": False})
+        if reply is None or reply.meta.get("status") != "ok":
+            return
+        entries = sorted(set(Fields("answer", reply.meta).items("lacks", integer_item, max_items=DRAWN)))
+        if not entries:
+            return
+        if await self._left_without.shows(named, tuple(entries), within_s=self._papers_s(machine.facts)):
+            await self._mail.send(state, named.to, {**meta, "checked": True})
+        elif self._steps.is_open(state) and not machine.is_past(named.proposal.view) and machine.roster is None:
+            out, _ = await self._watched(self._asked(state, machine, named.to, named.proposal, None))
+            self.carry_out(state, out)
 
     async def _on_rope(self, state: StepState, sender: PeerId, kind: str, fields: Fields) -> Message:
         found = await self._ropes.restored(state, sender, fields)
@@ -324,6 +366,8 @@ class RoundDriver:
                         "vote": vote.to_value(),
                     }
                     self._mail.send_all(state, (leader,), asked)
+                case act.SayThere():
+                    self._context.tasks.spawn(self._say_there(state, instruction))
                 case act.SendRoster(to, roster):
                     state.notify()
                     meta = {"kind": "roster", "roster": roster.packed}
@@ -350,6 +394,8 @@ class RoundDriver:
                 case act.Accuse(one, other):
                     self._suspect(one, other)
                 case act.Finish(result):
+                    assert state.round is not None
+                    self._left_without.ended(state.round, result)
                     self._context.tasks.spawn(self._taking.finish(state, result))
         if to_aggregate:
             assert state.round is not None
@@ -487,7 +533,5 @@ class RoundDriver:
         machine = state.round
         assert machine is not None
         self._ropes.came(state, machine.me, sheets.of_contribution(contribution))
-        apart = {machine.me, machine.leader}
-        if contribution.work:
-            others = [peer for peer in machine.facts.members if peer not in apart]
-            self._mail.send_all(state, others, {"kind": "contribution", "contribution": contribution.packed})
+        others = [peer for peer in machine.facts.members if peer not in (machine.me, machine.leader)]
+        self._mail.send_all(state, others, {"kind": "contribution", "contribution": contribution.packed})

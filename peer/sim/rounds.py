@@ -58,6 +58,8 @@ class Member:
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
     votes: dict[tuple[PeerId, Phase, int], tuple[bytes, Vote]] = field(default_factory=dict)
+    unshown: set[PeerId] = field(default_factory=set)
+    """Who does not show what a leader has drawn."""
     finished: Result | None = None
 
 
@@ -220,6 +222,8 @@ class SimulatedRound:
                     self._send((me,), lambda one: self._witnessed(one, proposal))
             case act.SendVote(to, proposal, vote):
                 self._send((to,), lambda one: self._voted(one, me, proposal, vote))
+            case act.SayThere(to, made, proposal):
+                self._send((to,), lambda one: self._named(one, member, made, proposal))
             case act.SendRoster(to, roster):
                 self._release(member)
                 self._send(to, lambda one: self._followed(one, me, roster))
@@ -282,7 +286,18 @@ class SimulatedRound:
     def _asked(self, member: Member, leader: PeerId, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
         self._check_shown(member.peer.peer_id, proposal)
-        return member.machine.on_ballot(leader, proposal, now=self._now)
+        there = self._there(member.peer.peer_id, member.machine.unheard(proposal) - member.unshown, proposal)
+        return member.machine.on_ballot(leader, proposal, there=there, now=self._now)
+
+    def _named(self, leader: Member, voter: Member, made: Contribution, proposal: Proposal) -> list[Instruction]:
+        if leader.peer.adversary.hears_nobody(self._facts.step):
+            return []
+        if self._is_shown(leader.peer.peer_id, made):
+            return leader.machine.on_named(voter.peer.peer_id, made, now=self._now)
+        # What is not shown to the leader is shown to nobody.
+        voter.unshown.add(made.peer_id)
+        self._do(voter, self._asked(voter, leader.peer.peer_id, proposal))
+        return []
 
     def _voted(self, leader: Member, voter: PeerId, asked: Proposal, vote: Vote) -> list[Instruction]:
         self._compare(leader, asked.view, phase_of(asked.phase), asked.value, vote)
@@ -321,13 +336,18 @@ class SimulatedRound:
     def _left_without(self, proposal: Proposal) -> list[Contribution]:
         """What members contribute without whom the roster is proposed, as voters outside find it."""
         missing = proposal.left_without
-        if not self._facts.election.is_more_than_liars(missing, self._facts.members):
-            return []
+        is_enough = self._facts.election.is_more_than_liars(missing, self._facts.members)
+        return self._there(self._host, missing, proposal) if is_enough else []
+
+    def _there(self, voter: PeerId, missing: Collection[PeerId], proposal: Proposal) -> list[Contribution]:
+        """What these contribute, asked of themselves, and show the voter."""
         found = []
         for member in [self._members[peer] for peer in missing if peer in self._members]:
             self._do(member, member.machine.on_left_without(proposal, now=self._now))
             made = member.machine.contribution
-            if made is not None and (made.work or member.peer.peer_id in proposal.put_off) and self._is_valid(made):
+            if made is None or not (made.work or member.peer.peer_id in proposal.put_off):
+                continue
+            if self._is_valid(made) and self._is_shown(voter, made):
                 found.append(made)
         return found
 

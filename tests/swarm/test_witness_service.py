@@ -22,10 +22,10 @@ from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.proposal import fresh_roster
 from swarm.core.round.voting import Certificate, Promise, Proof, Vote
 from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers
+from swarm.left_without import LEFT_WITHOUT
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import (
-    LEFT_WITHOUT,
     LONGEST_HOLD_S,
     MAX_ROUNDS_OF_ONE,
     AreThere,

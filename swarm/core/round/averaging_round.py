@@ -31,6 +31,7 @@ from swarm.core.round.instructions import (
     Instructions,
     MakeContribution,
     SayMissing,
+    SayThere,
     SendBallot,
     SendClose,
     SendCommit,
@@ -63,6 +64,7 @@ __all__ = [
     "MakeContribution",
     "RoundFacts",
     "SayMissing",
+    "SayThere",
     "SendBallot",
     "SendClose",
     "SendCommit",
@@ -75,9 +77,12 @@ __all__ = [
 ]
 
 
-COMMIT_AGAIN_PHASES = 0.5
-"""So long after its commitment a member makes none to the same view: its leader asks once more after two phases, and
-what it is answered with may be a thousand times as long as the question."""
+AGAIN_PHASES = 0.5
+"""So long after its commitment a member makes none to the same view, and tells nobody the same news again: a leader
+asks once more after two phases, and what it is answered with may be a thousand times as long as the question."""
+MOST_TOLD = 3
+"""So many leaders in a round are told that a member is there at most, and voted for only with it: one that shows itself
+to some and not to others must not undo all views."""
 MOST_REVISIONS = 8
 """So often a leader may give parts of its roster to others, leaving out nobody, and be waited for anew each time."""
 
@@ -116,9 +121,13 @@ class AveragingRound:
     _commit_owed: bool = False
     _last_commit: tuple[int, float] = (-1, -math.inf)  # the view of the latest one that was sent, and when
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
+    _news: dict[PeerId, tuple[SendResult | SendRoster, float]] = field(default_factory=dict)  # last told to each, when
     _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
     _there: dict[PeerId, Contribution] = field(default_factory=dict)  # of members that others have heard, as leader
     _said_here_in: int = -1  # the last view to whose leader it has said that it is there, asked to vote without itself
+    told: dict[PeerId, dict[PeerId, tuple[int, float]]] = field(default_factory=dict)
+    """Which leaders were told of which members that they are there: in which view first, and when."""
+    _named_by: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # who tells this peer, as leader, of whom
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
@@ -247,19 +256,19 @@ class AveragingRound:
         self.facts.check_view(sender, view)
         self._gone.pop(sender, None)
         if self.result is not None:
-            return [SendResult((sender,), self.result)]
+            return self._news_for(sender, view, now)
         out = self.reconfigure(shown.reconfiguration, now=now) if shown.reconfiguration is not None else []
         self.facts.check_promises(view, shown, self.verify, self._voter.changed)
         is_own = view > self.view and sender == self.leader
         is_own = is_own and view <= self._last_own_view
         out += self._follow_others((sender, *(promise.voter for promise in shown.promises)), view, now)
         if view < self._promised:
-            return out + self._news_for(sender, view)
+            return out + self._news_for(sender, view, now)
         if out or (view > self.view and not is_own):
             self._called[sender] = view
             return out
         committed_to, committed_at = self._last_commit
-        if view == committed_to and now < committed_at + COMMIT_AGAIN_PHASES * self.facts.phase_s:
+        if view == committed_to and now < committed_at + AGAIN_PHASES * self.facts.phase_s:
             return out
         waited_for = self._patience.due if view == self._promised or is_own else None
         self._enter(view)
@@ -364,9 +373,9 @@ class AveragingRound:
             self._seen[sender] = contribution
         self._gone.pop(sender, None)
         if self.result is not None:
-            return [*out, SendResult((sender,), self.result)]
+            return out + self._news_for(sender, view, now)
         if view < self._promised:
-            return out + self._news_for(sender, view)
+            return out + self._news_for(sender, view, now)
         if view == self.view and self._lead.is_on:
             return out + self._committed(sender, contribution, promise, now)
         self._ahead[sender] = view, contribution, promise
@@ -389,7 +398,7 @@ class AveragingRound:
                 return self._begin_again(f"{sender} has come", now)
             return [SendBallot((sender,), proposal)]  # what comes next names what is in it
         if lead.has_roster:
-            return self._news_for(sender, lead.view)
+            return self._news_for(sender, lead.view, now)
         return lead.call() + lead.propose(now)
 
     def on_contribution(self, sender: PeerId, contribution: Contribution) -> Instructions:
@@ -455,21 +464,29 @@ class AveragingRound:
             return [SendCommit(self.leader, self.view, made, promise, self._voter.roster, self._voter.result)]
         return []
 
-    def _news_for(self, sender: PeerId, view: int) -> Instructions:
-        """What the sender of a message of `view` has missed, if it matters."""
+    def _news_for(self, sender: PeerId, view: int, now: float) -> Instructions:
+        """What the sender of a message of `view` has missed, if it matters, and it was not told just now: that may be a
+        thousand times as long as what it is the answer to."""
         if sender == self.me:
             return []
+        news: SendResult | SendRoster | None = None
         if self.result is not None:
-            return [SendResult((sender,), self.result)]
-        if self.roster is not None and self.roster.view >= view:
-            return [SendRoster((sender,), self.roster)]
-        return []
+            news = SendResult((sender,), self.result)
+        elif self.roster is not None and self.roster.view >= view:
+            news = SendRoster((sender,), self.roster)
+        told, told_at = self._news.get(sender, (None, -math.inf))
+        if news is None or (news == told and now < told_at + AGAIN_PHASES * self.facts.phase_s):
+            return []
+        self._news[sender] = news, now
+        return [news]
 
-    def is_back(self, peer: PeerId) -> Instructions:
+    def is_back(self, peer: PeerId, *, now: float) -> Instructions:
         """Something comes from a member. If it seemed gone, what it was to be told meanwhile was given up: who leads
         tells it how the round stands."""
-        was_gone = self._gone.pop(peer, None) is not None
-        return self._news_for(peer, self.facts.first_view) if was_gone and self.leads else []
+        if self._gone.pop(peer, None) is None:
+            return []
+        self._news.pop(peer, None)
+        return self._news_for(peer, self.facts.first_view, now) if self.leads else []
 
     def leave_out(self, peer: PeerId, *, now: float) -> Instructions:
         """A member does not show what its contribution was given for: where this peer leads, it is not proposed.
@@ -512,15 +529,54 @@ class AveragingRound:
 
     # -- votes --------------------------------------------------------------------------------------------
 
-    def on_ballot(self, sender: PeerId, proposal: Proposal, *, now: float) -> Instructions:
-        """A leader asks for this member's vote."""
+    def unheard(self, proposal: Proposal) -> set[PeerId]:
+        """Members that are to be asked whether they are there before this peer votes for a new roster without them.
+
+        Not those that cannot be reached from here, nor who has said itself that it brings nothing; nor who is known to
+        be late, for it is proposed as soon as it has committed, and not waited for.
+        """
+        facts, leader = self.facts, self.facts.leader_of(proposal.view)
+        is_over = self.result is not None or proposal.view < self._promised
+        if is_over or self.me not in facts.voters or self._is_without_me(proposal):
+            return set()
+        idle = {peer for peer, made in self._seen.items() if not made.work} - proposal.put_off
+        unheard = proposal.left_without - {self.me, *idle, *self._gone, *facts.late}
+        return {peer for peer in unheard if not self._were_told(peer, but=leader)}
+
+    def _were_told(self, peer: PeerId, *, but: PeerId) -> bool:
+        """Whether enough other leaders have heard that the member is there: one of them does not lie."""
+        told = [leader for leader, of in self.told.items() if peer in of and leader != but]
+        is_honest = bool(told) and self.facts.election.is_more_than_liars(told, self._there_now)
+        return is_honest or len(told) >= MOST_TOLD
+
+    @property
+    def _there_now(self) -> set[PeerId]:
+        """Members that vote in the view, as far as they can be reached."""
+        return self.facts.members_in(self.view, self._voter.changed, gone=self._gone)
+
+    def seen(self, peer: PeerId) -> Contribution | None:
+        """A member's contribution, if it is known here."""
+        return self._seen.get(peer)
+
+    def looks_at(self, proposal: Proposal, *, now: float) -> None:
+        """Members are asked about what a leader proposes, before this peer votes: its view has begun, and it is waited
+        for. Raises RemoteError unless what is proposed fits the round and its proof allows it."""
+        self._voter.check(proposal)
+        if self.result is None and proposal.view >= self._promised:
+            self._enter(proposal.view)
+            self._is_asked(proposal, now)
+
+    def on_ballot(
+        self, sender: PeerId, proposal: Proposal, *, there: Collection[Contribution] = (), now: float
+    ) -> Instructions:
+        """A leader asks for this member's vote. `there`: contributions, had of the `unheard` members themselves."""
         self.facts.check_view(sender, proposal.view)
         self._voter.check(proposal)
         roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
         accused = self._see(roster.committed if roster is not None else ())
         self._gone.pop(sender, None)
         if self.result is not None or proposal.view < self._promised:
-            return accused + self._news_for(sender, proposal.view)
+            return accused + self._news_for(sender, proposal.view, now)
         self._enter(proposal.view)
         out: Instructions = []
         owes = False
@@ -532,9 +588,17 @@ class AveragingRound:
             self._owed = (sender, proposal)
         elif self._is_without_me(proposal):
             out = self._say_here(now)
+        elif self._knows_of(there, proposal.view, sender, now):
+            return accused + self._next_view(now)
+        elif there:
+            out = [SayThere(sender, made, proposal) for made in there]
         else:
             out = self._cast(sender, proposal)
-        # A leader that asks and asks, for what it cannot have or has got, must not hold up the round.
+        self._is_asked(proposal, now)
+        return accused + out
+
+    def _is_asked(self, proposal: Proposal, now: float) -> None:
+        """A leader that asks and asks, for what it cannot have or has got, must not hold up the round."""
         asked = (proposal.view, PHASES.index(proposal.phase))
         if asked > self._last_asked or self._patience.due is None:
             self._last_asked = max(self._last_asked, asked)
@@ -542,7 +606,29 @@ class AveragingRound:
             if proposal.result is not None:
                 self._patience.vote_on_result(self._reduction.arrivals.allowed_s(now=now), now=now)
             self._wait_for_leader(now)
-        return accused + out
+
+    def _knows_of(self, there: Iterable[Contribution], view: int, leader: PeerId, now: float) -> bool:
+        """Whether the leader was told of one of these in an earlier view, and goes on without it all the same."""
+        told, again_s = self.told.setdefault(leader, {}), AGAIN_PHASES * self.facts.phase_s
+        first = [told.setdefault(made.peer_id, (view, now)) for made in there]
+        return any(first_in < view and now >= at + again_s for first_in, at in first)
+
+    def on_named(self, sender: PeerId, made: Contribution, *, now: float) -> Instructions:
+        """A member does not vote for a roster without another, whose contribution it has had of itself. Raises
+        RemoteError if it is none of a member's.
+
+        That counts as if it had committed here, once those who say so weigh more than a third with it: for then there
+        may be no quorum without it, and one of them is honest.
+        """
+        self.facts.check_member(sender)
+        self._check_own(made.peer_id, made)
+        if self.result is not None or not self._lead.is_on:
+            return []
+        named_by = self._named_by.setdefault(made.peer_id, {made.peer_id})
+        named_by.add(sender)
+        there = self._there_now | {made.peer_id}
+        is_enough = self.facts.election.is_more_than_liars(named_by, there)
+        return self.on_there((made,), now=now) if is_enough else []
 
     def _is_unproved(self, proposal: Proposal, now: float) -> bool:
         """Whether more is said of a result's parts than their reducers have signed for; or that nobody brings them,
@@ -586,7 +672,7 @@ class AveragingRound:
         return self._contributed and (made is None or not made.work)
 
     def on_there(self, shown: Iterable[Contribution], *, now: float) -> Instructions:
-        """A voter outside the stage does not vote for a roster without these: it has had them of their makers.
+        """A voter does not vote for a roster without these: it has had them of their makers.
 
         They count as committed to what this peer leads from now on. What is none of a member's is passed over.
         """
@@ -693,7 +779,7 @@ class AveragingRound:
         is_news = held is None or roster.rank > held.rank
         if self.result is not None or (roster.view < self._promised and not is_news):
             self._voter.remember(roster)
-            return self._news_for(sender, roster.view) if sender == roster.leader else []
+            return self._news_for(sender, roster.view, now) if sender == roster.leader else []
         if held is not None and not is_news:
             if roster.rank == held.rank and roster.signed_value() != held.signed_value():
                 raise RemoteError(
@@ -800,7 +886,7 @@ class AveragingRound:
         """A reducer lacks these members' parts, and waits no longer for those that it signs a `Lack` for."""
         self.facts.check_member(sender)
         if self.result is not None:
-            return [SendResult((sender,), self.result)] if sender != self.me else []
+            return self._news_for(sender, view, now)
         roster = self.roster
         if roster is None or not self._lead.has_roster or view != self.view or sender not in roster.reducers:
             return []

@@ -79,6 +79,16 @@ class SendVote:
 
 
 @dataclass(frozen=True)
+class SayThere:
+    """Instead of a vote: a member's contribution, had of itself, without which the leader proposes a roster. Where the
+    leader cannot have it shown, look for oneself; if it is not shown here either, take the proposal once more."""
+
+    to: PeerId
+    made: Contribution
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
 class SendRoster:
     to: tuple[PeerId, ...]
     roster: Roster
@@ -182,6 +192,7 @@ Instruction: TypeAlias = (
     | AskPromise
     | SendBallot
     | SendVote
+    | SayThere
     | SendRoster
     | SendPart
     | AggregatePart

@@ -25,6 +25,8 @@ FEW_AT_WORK = 30304
 nor turned from it."""
 CLOSES_ALWAYS = 4411
 """A seed whose first leader says "close" whatever it has to say, and was answered with a commitment each time."""
+DRAWS_DIFFER = 20183
+"""A seed whose liars have no papers for some of their work: voters draw different entries, and not all see it."""
 DESCRIPTORS = Path("/proc/self/fd")
 NUM_SOAKED, AT_ONCE = 20_000, 100
 
@@ -48,6 +50,11 @@ def test_a_leader_that_gives_work_to_few_and_begins_no_round_stops_nobody() -> N
 
 def test_a_leader_that_asks_for_commitments_without_end_is_answered_at_times() -> None:
     trial = run(CLOSES_ALWAYS)
+    assert not trial.fails, str(trial)
+
+
+def test_who_shows_papers_to_some_as_they_have_drawn_stops_nobody() -> None:
+    trial = run(DRAWS_DIFFER)
     assert not trial.fails, str(trial)
 
 

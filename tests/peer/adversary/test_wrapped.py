@@ -99,6 +99,12 @@ def test_a_leader_that_omits_one_does_not_hear_its_commitment() -> None:
         assert answer("omitting_leader", ROUND, Message(cast(Any, meta)), heard) is heard
 
 
+def test_nor_does_it_hear_of_it_from_other_members() -> None:
+    named, heard = Message({"kind": "there", "step": int(BEGINS)}), Message({"status": "heard"})
+    assert answer("omitting_leader", ROUND, named, heard).meta == {"status": "ok"}
+    assert answer("sign_flip", ROUND, named, heard) is heard
+
+
 def test_nor_does_it_hear_of_it_from_voters_outside() -> None:
     there = Message({"vote": None, "there": [{}]})
     asked = Message({"step": int(BEGINS)})

@@ -174,7 +174,7 @@ UNHARMFUL = frozenset(
         "bit_flips",  # a fault, and most flips are too small to be found
         "nan_gradient",  # its maker's own contribution is left out
         "omitting_reducer",  # whom it leaves out proves it by its own bytes: not simulated
-        "omitting_leader",  # nor a commitment; whom it left out, less than a third, is let in again
+        "omitting_leader",  # nobody votes for a roster without who is there, and another leads
         "equivocating_leader",  # neither roster is voted for, and another leads
         "framing",  # whoever gets its header refuses it, and the microbatch is lost
         "written_result",  # nobody votes for it, and another leads
@@ -326,39 +326,28 @@ def test_leaders_that_omit_or_equivocate_hold_up_no_round_and_change_no_gradient
     quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
     for kind in ("equivocating_leader", "sybil_flood"):
         swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 2): f"{kind}@0"}, seed=0)
-        views = []
+        liar, has_led = swarm.peer(1, 2).peer_id, False
         for _ in range(6):
             swarm.step()
             roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
-            views.append(roster.view)
+            has_led |= roster.leader == liar or roster.view > 0
             assert len(roster.contributions) == 4
-        assert any(views), "the liar led once, and another led after it"
+        assert has_led, "the liar led once, or another did after it"
         assert len(swarm.stages[1].chain.members) == 4
 
 
-def test_whom_an_omitting_leader_leaves_out_is_let_in_again() -> None:
-    """One of four, less than a third; the others and the host are a quorum."""
-    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
-    swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 2): "omitting_leader@0"}, seed=0)
-    left_out = []
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_an_omitting_leader_leaves_out_nobody(num_replicas: int) -> None:
+    """Of two: neighbours and host vote too, and hear the other of itself. Of four: the others hear it. Another leads
+    then."""
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0), "num_replicas": num_replicas}
+    swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 1): "omitting_leader@0"}, seed=0)
+    views = []
     for _ in range(8):
         swarm.step()
         roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
-        left_out.append(len(roster.members) - len(roster.contributions))
-    assert max(left_out) == 1
-    assert min(left_out) == 0
-
-
-def test_an_omitting_leader_of_two_leaves_out_nobody() -> None:
-    """Neighbours and host vote too, and hear the other of itself; another leads then."""
-    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0), "num_replicas": 2}
-    swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 1): "omitting_leader@0"}, seed=0)
-    views = []
-    for _ in range(6):
-        swarm.step()
-        roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
         views.append(roster.view)
-        assert len(roster.members) == len(roster.contributions) == 2
+        assert len(roster.members) == len(roster.contributions) == num_replicas
     assert any(views), "the liar led, and another led after it"
 
 

@@ -5,6 +5,7 @@ Everything a driver must do is done here as `swarm.core.round.instructions` says
 
 import hashlib
 import heapq
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ from swarm.core.round.averaging_round import (
     MakeContribution,
     RoundFacts,
     SayMissing,
+    SayThere,
     SendBallot,
     SendClose,
     SendCommit,
@@ -49,6 +51,7 @@ from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
 from swarm.identity.key import Identity, verify
+from swarm.left_without import TIME_PHASES
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PHASE_S = 1.0
@@ -322,6 +325,8 @@ class World:
         self.sent_bytes: defaultdict[str, Counter[PeerId]] = defaultdict(Counter)
         """In messages of each kind, but for those of parts, by whom."""
         self.held_since: dict[tuple[PeerId, PeerId], float] = {}
+        self.found_at: dict[PeerId, float] = {}
+        """When members found others there that had nothing yet."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
@@ -487,7 +492,7 @@ class World:
                     inside,
                     "ballot",
                     Sheet(ballot, sheets.of_proposal(proposal)),
-                    lambda m: m.round.on_ballot(me, proposal, now=self.now),
+                    lambda m: self._take_ballot(m, me, proposal),
                 )
                 for peer in to:
                     if peer in self.outsiders:
@@ -501,6 +506,8 @@ class World:
                     lambda m: m.round.on_vote(me, *asked, vote, now=self.now),
                     num_bytes=len(pack(vote.to_value())),
                 )
+            case SayThere(to, named):
+                self._send(member, (to,), "there", lambda m: self._named(m, me, named))
             case SendRoster(to, roster):
                 self._release_parts(member)
                 certified = Sheet(pack({"roster": roster.packed}), sheets.of_roster(roster))
@@ -541,6 +548,38 @@ class World:
             case Finish(result):
                 self._act(member, lambda: self._finish(member, result))
 
+    def _take_ballot(self, member: Member, leader: PeerId, proposal: Proposal) -> list[Instruction]:
+        """Votes for it, or asks those first of whom it brings nothing."""
+        unheard = member.round.unheard(proposal)
+        if not unheard:
+            return member.round.on_ballot(leader, proposal, now=self.now)
+        member.round.looks_at(proposal, now=self.now)
+        take = partial(self._take_answers, leader=leader, proposal=proposal, unheard=unheard)
+        self._later(self._delay() + self._delay(), lambda: self._deliver(member, take, "answers"))
+        return []
+
+    def _take_answers(
+        self, member: Member, leader: PeerId, proposal: Proposal, unheard: set[PeerId]
+    ) -> list[Instruction]:
+        asked = [self.members[peer] for peer in sorted(unheard) if not self.cut(member.peer_id, peer)]
+        asked = [one for one in asked if one.is_up and self.shows(one.peer_id, member)]
+        for one in asked:
+            if one.round.contribution is None and not one.round.brings_nothing:
+                self._do(one, one.round.on_left_without(proposal, now=self.now))
+        there, is_waiting = self._are_there(asked, proposal)
+        found_at = self.found_at.setdefault(member.peer_id, self.now) if is_waiting else -math.inf
+        if not there and self.now < found_at + TIME_PHASES * PHASE_S:
+            take = partial(self._take_ballot, leader=leader, proposal=proposal)
+            self._later(RESEND_S, lambda: self._deliver(member, take, "ballot"))
+            return []
+        return member.round.on_ballot(leader, proposal, there=there, now=self.now)
+
+    def _are_there(self, asked: list[Member], proposal: Proposal) -> tuple[list[Contribution], bool]:
+        """What they contribute, and whether one of them has yet to make that."""
+        made = [one.round.contribution for one in asked]
+        found = [one for one in made if one is not None and (one.work or one.peer_id in proposal.put_off)]
+        return found, not all(one.round.brings_nothing for one in asked)
+
     def _commit(self, member: Member, asked: SendCommit) -> None:
         me, made, result, roster = member.peer_id, asked.contribution, asked.result, asked.roster
         shown = (*sheets.of_result(result), *sheets.of_roster(roster))
@@ -563,7 +602,7 @@ class World:
             member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
         first_id = 10 * self.facts.members.index(member.peer_id)
         made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
-        if made.work and not member.started_again:
+        if not member.started_again:
             self._show_all(member, made)
         self._do(member, member.round.contributed(None if member.started_again else made, now=self.now))
 
@@ -798,14 +837,13 @@ class World:
         missing = proposal.left_without
         if self.facts.election.is_more_than_liars(missing, self.facts.members):
             asked = [self.members[peer] for peer in missing if not self.cut(outsider.peer_id, peer)]
-            there = [one for one in asked if one.is_up and self.holds(outsider, one)]
-            for one in there:
+            held = [one for one in asked if one.is_up and self.holds(outsider, one)]
+            for one in held:
                 self._do(one, one.round.on_left_without(proposal, now=self.now))
-            made = [one.round.contribution for one in there]
-            found = [one for one in made if one is not None and (one.work or one.peer_id in proposal.put_off)]
+            found, is_waiting = self._are_there(held, proposal)
             if found:
                 self._reply(leader, lambda m: self._heard_of(m, found))
-            if found or not all(one.round.brings_nothing for one in there):
+            if found or is_waiting:
                 if leader.round.wants(SendBallot((), proposal)):
                     self.call_later(RESEND_S, lambda: self._outside_vote(outsider, leader, proposal))
                 return
@@ -824,8 +862,16 @@ class World:
         began = self.held_since.setdefault((outsider.peer_id, member.peer_id), self.now)
         return self.now < began + HOLD_S
 
+    def shows(self, peer: PeerId, voter: Member) -> bool:
+        """Whether a member shows another papers for its contribution."""
+        return True
+
+    def _named(self, leader: Member, sender: PeerId, made: Contribution) -> list[Instruction]:
+        """By a member."""
+        return leader.round.on_named(sender, made, now=self.now)
+
     def _heard_of(self, leader: Member, found: list[Contribution]) -> list[Instruction]:
-        """Named by a voter outside."""
+        """Named by voters."""
         return leader.round.on_there(found, now=self.now)
 
     def _reply(self, leader: Member, deliver: Deliver) -> None:
@@ -847,7 +893,7 @@ class World:
             elif target.finished is not None and not self.keeps_rounds:
                 self._later(self._delay(), lambda: self._adopt(sender, target))
             else:
-                self._do(target, target.round.is_back(sender.peer_id))
+                self._do(target, target.round.is_back(sender.peer_id, now=self.now))
                 self._deliver(target, deliver, what)
 
         def timed_out() -> None:

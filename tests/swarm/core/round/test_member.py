@@ -7,6 +7,7 @@ import pytest
 
 from swarm.core.ids import PeerId
 from swarm.core.round.averaging_round import (
+    AGAIN_PHASES,
     AggregatePart,
     AveragingRound,
     FetchPart,
@@ -281,12 +282,12 @@ def test_a_member_that_is_back_is_told_the_roster_by_who_leads() -> None:
     """Its line was dead when the roster that relieves it was sent: what it goes on sending would all be refused."""
     _, (leader, second, third) = facts_and_rounds(3)
     led_roster(leader)
-    assert leader.is_back(third.me) == []  # it never seemed gone
+    assert leader.is_back(third.me, now=0.3) == []  # it never seemed gone
     moved = only(leader.unreachable(third.me, now=0.1), SendRoster).roster
-    assert leader.is_back(third.me) == [SendRoster((third.me,), moved)]
-    assert leader.is_back(third.me) == []
+    assert leader.is_back(third.me, now=0.3) == [SendRoster((third.me,), moved)]
+    assert leader.is_back(third.me, now=0.3) == []
     second.unreachable(third.me, now=0.1)
-    assert second.is_back(third.me) == []  # who leads says it
+    assert second.is_back(third.me, now=0.3) == []  # who leads says it
 
 
 def test_parts_whose_contributors_all_died_are_left_empty() -> None:
@@ -567,3 +568,17 @@ def test_nobody_votes_for_what_a_leader_filled_in(what: str) -> None:
     made_up = result_of(facts, true.roster, parts=(filled_in, *true.parts[1:]))
     assert not has(machine.on_ballot(leader.me, asked_result(facts, made_up), now=0.0), SendVote)
     assert has(machine.on_ballot(leader.me, asked_result(facts, true), now=0.1), SendVote)
+
+
+def test_nobody_is_told_the_same_news_again_at_once() -> None:
+    """A message of a few bytes would be answered with a roster of megabytes, as often as it is sent."""
+    facts, (leader, _, third) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    asked = (third.me, facts.first_view, contribution(third.me), None, None, None)
+    told = SendRoster((third.me,), roster)
+    again_s = AGAIN_PHASES * facts.phase_s
+    assert leader.on_commit(*asked, now=0.1) == [told]
+    assert leader.on_commit(*asked, now=0.1 + again_s / 2) == []
+    assert leader.on_commit(*asked, now=0.1 + again_s) == [told]
+    moved = only(leader.unreachable(leader.facts.leaders[1], now=0.2 + again_s), SendRoster).roster
+    assert leader.on_commit(*asked, now=0.2 + again_s) == [SendRoster((third.me,), moved)], "these are others"

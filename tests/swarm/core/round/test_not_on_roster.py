@@ -53,6 +53,9 @@ class LookingWorld(World):
 
     withheld: Withheld
 
+    def shows(self, peer: PeerId, voter: Member) -> bool:
+        return peer != self.withheld.of or voter.peer_id not in self.withheld.lacks
+
     def _carry_out(self, member: Member, instruction: Instruction) -> None:
         held = self.withheld
         if not isinstance(instruction, SendBallot):
@@ -336,6 +339,57 @@ def test_a_leader_that_asks_nobody_puts_nobody_off(seed: int, num_members: int, 
     others = {*world.members} - {world.liar}
     assert not left_by(result.roster) & others, world.explain("an honest member is put off")
     assert others <= _of(result.roster.contributions), world.explain("an honest contribution is missing")
+
+
+class PickingWorld(World):
+    """Liars that lead do not hear some, nor of them."""
+
+    liars: set[PeerId]
+    victims: set[PeerId]
+    calls_them: bool
+    """Whether they call their victims to their views."""
+    waits: bool
+    """Whether they wait as long as for who is late, or for no moment."""
+
+    def _named(self, leader: Member, sender: PeerId, made: Contribution) -> list[Instruction]:
+        is_unheard = leader.peer_id in self.liars and made.peer_id in self.victims
+        return [] if is_unheard else super()._named(leader, sender, made)
+
+    def _heard_of(self, leader: Member, found: list[Contribution]) -> list[Instruction]:
+        if leader.peer_id in self.liars:
+            found = [made for made in found if made.peer_id not in self.victims]
+        return super()._heard_of(leader, found) if found else []
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        if member.peer_id in self.liars and not self.waits:
+            member.round._gone.update(dict.fromkeys(self.victims, "as it says"))
+        match instruction:
+            case SendCommit(to) if to in self.liars and member.peer_id in self.victims:
+                pass
+            case SendClose(to, view, reason) if member.peer_id in self.liars and not self.calls_them:
+                called = tuple(peer for peer in to if peer not in self.victims)
+                super()._carry_out(member, SendClose(called, view, reason))
+            case _:
+                super()._carry_out(member, instruction)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("calls_them", "waits"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(("num_members", "num_liars", "num_victims"), [(4, 1, 1), (5, 1, 1), (7, 1, 2), (7, 2, 2)])
+def test_leaders_put_off_nobody_that_is_there_though_its_vote_is_not_needed(
+    seed: int, calls_them: bool, waits: bool, num_members: int, num_liars: int, num_victims: int
+) -> None:
+    world = PickingWorld(seed, num_members, witnesses=1)
+    world.liars = {world.leader(view).peer_id for view in range(num_liars)}
+    world.victims = {world.leader(num_members - 1 - at).peer_id for at in range(num_victims)}
+    world.calls_them, world.waits = calls_them, waits
+    world.run(until_s=90.0)
+    assert len(world.roots()) == 1
+    result = next(member.finished for member in world.members.values() if member.finished is not None)
+    assert not left_by(result.roster) & world.victims, world.explain("an honest member is put off")
+    assert {*world.members} - world.liars <= _of(result.roster.contributions), world.explain("work is missing")
+    ended_at = max(member.finished_at for member in world.members.values())
+    assert ended_at < (8 + 8 * num_liars) * PHASE_S, world.explain(f"{ended_at:.1f} s")
 
 
 class HangingWorld(World):
