@@ -44,7 +44,7 @@ def test_while_another_is_behind_what_it_has_on_its_disk(tmp_path: Path) -> None
     """No state is anchored but the first: the other can only take the results of before the death."""
 
     async def play() -> None:
-        async with swarm_in_process(manifest(24), tmp_path, peers=(1, 2)) as swarm:
+        async with swarm_in_process(manifest(64), tmp_path, peers=(1, 2)) as swarm:
             first, (lone, behind) = swarm.of_stage(0)[0], swarm.of_stage(1)
             both = {lone.peer_id, behind.peer_id}
             await swarm.until(
