@@ -19,7 +19,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import SayThere
-from swarm.drawn_papers import DISTRUSTED_STEPS, MOST_REMEMBERED, DrawnPapers, WaitedInVain
+from swarm.drawn_papers import MOST_REMEMBERED, DrawnPapers, WaitedInVain
 from swarm.identity.key import verify
 from swarm.network.transport import Message, Transport
 
@@ -83,9 +83,8 @@ class LeftWithout:
         """Who was asked in vain: it is not for a while."""
         self._looked_at: dict[tuple[PeerId, bytes], None] = {}
         """Contributions that leaders had no papers for, and that were shown here."""
-        self._told_by: dict[PeerId, dict[PeerId, int]] = {}
-        """Of members that were there, which leaders brought no round to its end though they were told of them, and in
-        which step last."""
+        self._told_by: dict[PeerId, WaitedInVain] = {}
+        """Of members that were there, which leaders brought no round to its end though they were told of them."""
         self._round = b""
         self._found_at: dict[PeerId, float] = {}
         """When members were found there that had nothing yet, in that round."""
@@ -105,14 +104,13 @@ class LeftWithout:
         machine.looks_at(proposal, now=time.monotonic())
         # Others ask others, if they are many: nobody hides behind eight.
         asked = sorted(asked, key=lambda peer: digest("asked", [machine.me, peer]))[:MOST_ASKED]
-        said = await asyncio.gather(*(self._is_there(machine, peer, proposal, papers_s) for peer in asked))
-        found = tuple(made for made in said if isinstance(made, Contribution))
-        late = [
-            peer for peer, made in zip(asked, said, strict=True) if made is True and not self._had_time(peer, facts)
-        ]
+        answers = await asyncio.gather(*(self._is_there(machine, peer, proposal, papers_s) for peer in asked))
+        said = dict(zip(asked, answers, strict=True))
+        found = tuple(made for made in answers if isinstance(made, Contribution))
+        late = [peer for peer, made in said.items() if made is True and not self._had_time(peer, facts)]
         if late and not found:
             raise TransientError(f"{late[0][-6:]} is there, without which view {proposal.view} goes on")
-        for peer, made in zip(asked, said, strict=True):
+        for peer, made in said.items():
             if made is None or (made is True and peer not in late):
                 self._in_vain.add(peer, facts.step)
         return found
@@ -147,8 +145,8 @@ class LeftWithout:
 
     def _may_be_missing(self, peer: PeerId, facts: RoundFacts) -> bool:
         """Not who was asked in vain lately, nor who shows itself here and not to leaders, one of whom is honest."""
-        told_by = self._told_by.get(peer, {})
-        lately = [leader for leader, step in told_by.items() if int(facts.step) - step <= DISTRUSTED_STEPS]
+        told_by = self._told_by.get(peer, WaitedInVain())
+        lately = [leader for leader in told_by.steps if told_by.names(leader, facts.step)]
         hides = bool(lately) and facts.election.is_more_than_liars(lately, facts.members)
         return self._may_join(peer) and not hides and not self._in_vain.names(peer, facts.step)
 
@@ -170,10 +168,8 @@ class LeftWithout:
 
     def ended(self, machine: AveragingRound, result: Result) -> None:
         """The round has this outcome."""
-        step = int(machine.facts.step)
         told = [(leader, peer) for leader, of in machine.told.items() if leader != result.roster.leader for peer in of]
         for leader, peer in told:
-            of_peer = self._told_by.pop(peer, {}) | {leader: step}
-            self._told_by[peer] = {one: at for one, at in of_peer.items() if step - at <= DISTRUSTED_STEPS}
+            self._told_by.setdefault(peer, WaitedInVain()).add(leader, machine.facts.step)
         while len(self._told_by) > MOST_REMEMBERED:
             del self._told_by[next(iter(self._told_by))]

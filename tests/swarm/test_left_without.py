@@ -226,7 +226,7 @@ def test_of_whom_leaders_are_told_in_vain_of_whom_one_is_honest_hides_from_them_
             outcome = certified(facts, result_of(facts, roster_of(facts), leader=ends))
             world.looks.ended(world.me, replace(outcome, roster=replace(outcome.roster, leader=ends)))
             assert bool(await world.found()) == is_named
-        world.looks._told_by[world.third.me][world.fourth.me] = step - DISTRUSTED_STEPS - 1
+        world.looks._told_by[world.third.me].steps[world.fourth.me] = step - DISTRUSTED_STEPS - 1
         assert await world.found()
 
     asyncio.run(scenario())
