@@ -20,7 +20,8 @@ from peer.pipeline.screens import Screens
 from peer.round.joiners import Joiners
 from peer.round.mail.fragments import Fragment
 from peer.round.mail.mail import RoundMail
-from peer.round.mail.outbox import OnItsWay, Outbox, Parcel, Turns
+from peer.round.mail.meter import Turns
+from peer.round.mail.outbox import OnItsWay, Outbox, Parcel
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps

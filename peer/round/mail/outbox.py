@@ -16,15 +16,16 @@ such would keep an uplink that carries no more nearly idle. Nor does one that ha
 """
 
 import asyncio
-import contextlib
-import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.mail.lanes import Lanes
+from peer.round.mail.meter import UNKNOWN_BYTES_PER_S, Meter
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
@@ -49,12 +50,6 @@ CUT_BELOW_BYTES = 512 << 10
 LEAST_BYTES = 8 << 10
 LEAST_SHARE = 8
 """A message keeps an eighth of its length, however little is left: each has a head and an answer."""
-SMOOTHING = 0.5
-"""Share of the newest rate in the average."""
-ANOTHER_LINE = 4.0
-"""What carries so many times more than before, twice, is measured anew: it was dead, or stood behind something else."""
-MIN_MEASURED_BYTES = 1 << 20
-"""Less than this, sent in one go in less than `LOOK_AFTER_S`, measures nothing but delays."""
 
 
 class Pace(NamedTuple):
@@ -86,111 +81,10 @@ FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""
-UNKNOWN_BYTES_PER_S = 125_000.0
-"""Of a line by which nothing was fetched yet."""
 NARROW = 4.0
 """A line is narrow that carries so many times less than the fastest, though this peer's uplink carries both."""
 HANGS_S = 10.0
 """A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
-LOOK_AFTER_S = 1.0
-"""A line that is busy for longer is measured while it is."""
-MOMENT_S = 0.1
-"""Between two messages of a line that is busy: one lane, whose next message goes to somebody else, is never so for
-long, and an uplink that was slow for a moment would have that one for good."""
-
-
-@dataclass
-class Meter:
-    """How much goes at a time, and how fast."""
-
-    bytes_per_s: float | None = None
-    busy: int = 0
-    """Messages under way."""
-    is_known: bool = False
-    """Measured since it is busy."""
-    moved: Callable[[], int] | None = None
-    """All bytes that the line has carried, of whatever is sent over it: it is as fast as all of it, and not as what is
-    measured here alone, which would make room for the rest and be measured again as less. None: nothing else goes."""
-    _moved_before: int = 0
-    _last_rate: float = 0.0
-    _busy_since: float = 0.0
-    _ended_at: float = -math.inf
-    """When its last message did."""
-    _sent_bytes: int = 0
-    """Since it is busy, or was measured."""
-
-    def begin(self, now: float) -> None:
-        """One message more."""
-        if not self.busy:
-            self.is_known = False
-            if now > self._ended_at + MOMENT_S:
-                self._begin_anew(now)
-        self.busy += 1
-
-    def gone(self, num_bytes: int, now: float) -> None:
-        """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
-        if self.moved is not None:
-            moved = self.moved()
-            self._moved_before, num_bytes = moved, max(0, moved - self._moved_before)
-        self._sent_bytes += num_bytes
-        if now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES:
-            self._measure(now)
-            self._busy_since, self._sent_bytes = now, 0
-
-    def end(self, now: float) -> None:
-        """One message less."""
-        self.busy -= 1
-        if not self.busy:
-            self._ended_at = now
-            self._measure(now)
-
-    def hangs(self, now: float) -> None:
-        """One message less that nothing was heard of: the time that it took tells nothing of the line."""
-        self.busy -= 1
-        self._begin_anew(now)
-
-    def _begin_anew(self, now: float) -> None:
-        """Nothing of before counts."""
-        self._busy_since, self._sent_bytes = now, 0
-        self._moved_before = self.moved() if self.moved is not None else 0
-
-    def _measure(self, now: float) -> None:
-        """It has nothing to send any more, or has sent for long. What tells too little is counted with what comes."""
-        is_long = now >= self._busy_since + LOOK_AFTER_S
-        is_enough = self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes > 0)
-        if is_enough and now > self._busy_since:
-            rate = self._sent_bytes / (now - self._busy_since)
-            before = rate if self.bytes_per_s is None else self.bytes_per_s
-            # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
-            self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
-            twice, self._last_rate = min(rate, self._last_rate), rate
-            if twice > ANOTHER_LINE * before:
-                self.bytes_per_s = twice
-            self.is_known = True
-            self._busy_since, self._sent_bytes = now, 0
-
-
-class Turns:
-    """What one peer fetches at a time, of all others together: as much as its line carries side by side."""
-
-    def __init__(self, *, most: int, moved: Callable[[], int] | None = None) -> None:
-        """`moved`: as a `Meter` has it."""
-        self._most = most
-        self._meter = Meter(moved=moved)
-        self._ended = asyncio.Event()
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[Callable[[int], None]]:
-        """Gives what is to be told how many bytes have come."""
-        while self._meter.busy >= lanes_of(self._meter.bytes_per_s or UNKNOWN_BYTES_PER_S, most=self._most):
-            self._ended.clear()
-            await self._ended.wait()
-        self._meter.begin(time.monotonic())
-        try:
-            yield lambda num_bytes: self._meter.gone(num_bytes, time.monotonic())
-        finally:
-            self._meter.end(time.monotonic())
-            self._ended.set()
 
 
 @dataclass
@@ -200,7 +94,7 @@ class _Line:
     first_pace: Pace
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter = field(init=False)
     on_uplink: int = 0
     """Of its lanes, those that have a share of the uplink. Others go beside."""
     leaving: int = 0
@@ -212,11 +106,15 @@ class _Line:
     is_last: bool = False
     """The step does without its peer: all that others wait for goes first."""
 
+    def __post_init__(self) -> None:
+        lanes = Lanes(lambda rate: Pace.of(rate).lanes, first=self.first_pace.lanes, most=MOST_LANES)
+        self.meter = Meter(lanes)
+
     @property
     def pace(self) -> Pace:
         if self.meter.bytes_per_s is None:
             return self.first_pace
-        pace = Pace.of(self.meter.bytes_per_s)
+        pace = Pace.of(self.meter.bytes_per_s)._replace(lanes=self.meter.num_lanes)
         return Pace(UNSURE_BYTES, pace.lanes, cuts=True) if self.is_unsure else pace
 
     @property
@@ -324,11 +222,11 @@ class Outbox:
         """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured.
         `moved`: of the uplink, as a `Meter` has it."""
         self._first_pace = first_pace
-        self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
-        self._uplink = Meter(moved=moved)
+        usual, first = partial(lanes_of, most=MOST_OF_ALL), FIRST_PEERS * first_pace.lanes
+        self._uplink = Meter(Lanes(usual, first=first, most=MOST_OF_ALL), moved=moved)
         self._leaving = 0
         """Lanes with a share of the uplink whose bytes are on their way."""
         self._begun = 0
@@ -372,13 +270,19 @@ class Outbox:
             if line.has_room
         ]
         others_wait = any(line.waiting and not line.is_last for line in self._lines.values())
+        for line in self._lines.values():
+            if line.waiting and not line.has_room:
+                line.meter.lanes.short()
         for is_last, is_narrow, busy, _, peer in able:
             if is_narrow and not (is_last and others_wait) and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
         for _, is_narrow, *_, peer in sorted(able):
-            if self._lines[peer].has_room and self._has_room(self._leaving + 1 + LEAST_LANES * is_narrow):
+            if not self._lines[peer].has_room:
+                continue
+            if self._has_room(self._leaving + 1 + LEAST_LANES * is_narrow):
                 self._begin_lane(peer, on_uplink=True)
                 break
+            self._uplink.lanes.short()
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
         line = self._lines[peer]
@@ -397,8 +301,7 @@ class Outbox:
     @property
     def uplink_lanes(self) -> int:
         """So many the uplink carries in all."""
-        rate = self._uplink.bytes_per_s
-        return self._first_lanes if rate is None else lanes_of(rate, most=MOST_OF_ALL)
+        return self._uplink.num_lanes
 
     @property
     def uplink_bytes_per_s(self) -> float | None:
