@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from peer.doctor import diagnosis
-from peer.doctor.diagnosis import Dialled, Level
+from peer.doctor import diagnosis, looks
+from peer.doctor.diagnosis import Dialled, Finding, Level
+from peer.doctor.looks import Examination
 from peer.doctor.probes import DialCheck, unmet_requirements
 from peer.program.state_folder import StateFolder
 from swarm.core.owner.guest import GIB
@@ -212,3 +214,28 @@ def test_the_doctor_names_what_is_wrong_at_a_real_run(zygote: Zygote, tmp_path: 
         assert "nothing listens at that port" in found["seed"][2]
         assert "choose another port" in found["listening"][2]
     assert zygote.leftovers() == []
+
+
+@pytest.mark.parametrize(("pauses_s", "told"), [((0.3, 0.3, 0.3), 3), ((0.1, 5.0, 0.1), 1)])
+def test_the_doctor_waits_for_the_next_finding_and_says_what_it_did_not_wait_for(
+    pauses_s: tuple[float, ...], told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that computed for others the reach of a peer behind a silent router was never told."""
+
+    async def one_after_the_other(_: Examination) -> AsyncIterator[Finding]:
+        for pause_s in pauses_s:
+            await asyncio.sleep(pause_s)
+            yield Finding("look", Level.OK, f"after {pause_s} s")
+
+    async def nothing(_: Examination) -> AsyncIterator[Finding]:
+        for finding in ():
+            yield finding
+
+    async def names() -> list[str]:
+        examination = Examination(StateFolder(tmp_path), (), "127.0.0.1:0")
+        return [found.name async for found in examination.findings()]
+
+    monkeypatch.setattr(looks, "NEXT_S", 0.6)
+    monkeypatch.setattr(Examination, "_machine", nothing)
+    monkeypatch.setattr(Examination, "_network", one_after_the_other)
+    assert asyncio.run(names()) == ["look"] * told + ["doctor"] * (told < len(pauses_s))
