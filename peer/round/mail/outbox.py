@@ -76,8 +76,8 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
-"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of so many peers in a second."""
+FIRST_PACE, FIRST_LANES = Pace(16 << 10, 2, cuts=True), 8
+"""While nothing has been measured: a line of 1 Mbit/s carries so much in a second, to four peers or to one."""
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""
@@ -105,6 +105,9 @@ class _Line:
     """What is under way is to who is no member any more: it has no share of the uplink."""
     is_last: bool = False
     """The step does without its peer: all that others wait for goes first."""
+    share: int = 0
+    """Of the uplink's lanes, while it is not narrow: it has as many at least. More are tried for all lines together:
+    those of one alone would wait for the uplink."""
 
     def __post_init__(self) -> None:
         lanes = Lanes(lambda rate: Pace.of(rate).lanes, first=self.first_pace.lanes, most=MOST_LANES)
@@ -113,9 +116,11 @@ class _Line:
     @property
     def pace(self) -> Pace:
         if self.meter.bytes_per_s is None:
-            return self.first_pace
-        pace = Pace.of(self.meter.bytes_per_s)._replace(lanes=self.meter.num_lanes)
-        return Pace(UNSURE_BYTES, pace.lanes, cuts=True) if self.is_unsure else pace
+            return self.first_pace._replace(lanes=max(self.first_pace.lanes, min(self.share, FIRST_LANES)))
+        pace = Pace.of(self.meter.bytes_per_s)
+        if self.is_unsure:
+            return Pace(UNSURE_BYTES, pace.lanes, cuts=True)
+        return pace._replace(lanes=max(self.meter.num_lanes, min(self.share, MOST_LANES)))
 
     @property
     def is_unsure(self) -> bool:
@@ -225,7 +230,7 @@ class Outbox:
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
-        usual, first = partial(lanes_of, most=MOST_OF_ALL), FIRST_PEERS * first_pace.lanes
+        usual, first = partial(lanes_of, most=MOST_OF_ALL), max(FIRST_LANES, 4 * first_pace.lanes)
         self._uplink = Meter(Lanes(usual, first=first, most=MOST_OF_ALL), moved=moved)
         self._leaving = 0
         """Lanes with a share of the uplink whose bytes are on their way."""
@@ -264,24 +269,31 @@ class Outbox:
         longest; narrow lines last, and then those that are to be. Each narrow one has one beside, and more only where
         the uplink has room for others all the same."""
         below = self._narrow_below
+        self._give_shares(below)
         able = [
             (line.is_last, line.is_below(below), line.meter.busy, line.began, peer)
             for peer, line in self._lines.items()
             if line.has_room
         ]
         others_wait = any(line.waiting and not line.is_last for line in self._lines.values())
-        for line in self._lines.values():
-            if line.waiting and not line.has_room:
-                line.meter.lanes.short()
         for is_last, is_narrow, busy, _, peer in able:
             if is_narrow and not (is_last and others_wait) and busy == self._lines[peer].on_uplink:
                 self._begin_lane(peer, on_uplink=False)
         for _, is_narrow, *_, peer in sorted(able):
-            if not self._lines[peer].has_room:
-                continue
-            if self._has_room(self._leaving + 1 + LEAST_LANES * is_narrow):
+            if self._lines[peer].has_room and self._has_room(self._leaving + 1 + LEAST_LANES * is_narrow):
                 self._begin_lane(peer, on_uplink=True)
                 break
+
+    def _give_shares(self, below: float) -> None:
+        """Of the lanes that the uplink has, to all that it could fill; and whoever has too few is said to be short."""
+        wide = [line for line in self._lines.values() if line.waiting and not line.is_below(below)]
+        share, is_full = self.uplink_lanes // max(1, len(wide)), not self._has_room(self._leaving + 1)
+        for line in self._lines.values():
+            is_narrow = line.is_below(below)
+            line.share = 0 if is_narrow else share
+            if line.waiting and not line.has_room and (is_narrow or not is_full):
+                line.meter.lanes.short()
+        if wide and is_full:
             self._uplink.lanes.short()
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.round.mail import outbox
+from peer.round.mail import meter, outbox
 from peer.round.mail.fragments import Fragments
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
@@ -21,8 +21,9 @@ async def scenario(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_rounds_end_when_parts_go_in_fragments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MESSAGE_S": 0.0, "SHORTEST_BYTES": 1 << 10, "MIN_MEASURED_BYTES": 1}.items():
+    for name, value in {"MESSAGE_S": 0.0, "SHORTEST_BYTES": 1 << 10}.items():
         monkeypatch.setattr(outbox, name, value)
+    monkeypatch.setattr(meter, "MIN_MEASURED_BYTES", 1)
     put, whole = Fragments.put, list[memoryview]()
 
     def noted(*args: Any, **named: Any) -> memoryview | None:
