@@ -19,7 +19,7 @@ MARKS = {Level.OK: ("ok", "green"), Level.WARNING: ("note", "yellow"), Level.PRO
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @folder_option
 def command(address: tuple[str, ...], listen: str, as_json: bool, folder: Path) -> int:
-    """Look for what keeps this machine from training with the run at ADDRESS, or with any; takes 15 s at most.
+    """Look for what keeps this machine from training with the run at ADDRESS, or with any; takes 15 s where it is idle.
 
     Exit code 0 if nothing does, 1 if something does.
     """

@@ -43,7 +43,7 @@ class Examination:
         async def tell(look: AsyncIterator[Finding]) -> None:
             async for finding in look:
                 found.put_nowait(finding)
-                if not patience.expired():
+                with contextlib.suppress(RuntimeError):  # it is over
                     patience.reschedule(asyncio.get_running_loop().time() + NEXT_S)
 
         async def tell_all() -> None:

@@ -92,7 +92,7 @@ class PartExchange:
         self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
         self.joiners = Joiners(
             steps,
-            lambda: min(MOST_LANES, self._outbox.uplink_lanes),
+            lambda: min(MOST_LANES, self._outbox.usual_lanes),
             lambda: self._outbox.wanted_bytes_per_s,
             lambda: self._outbox.uplink_bytes_per_s,
         )

@@ -1,25 +1,27 @@
-"""How many messages go over a line at a time, where those that its rate tells are too few.
+"""How many messages go over an uplink at a time, where those that its rate tells are too few.
 
-How many go follows from how fast the line was, and the other way round where each answer takes long. A line of 2.5 MB/s
-whose answers took 0.3 s, as they do behind others' full uplinks, was held for one of 0.1 MB/s for half a minute, and
-one whose answers took 0.5 s for a round. So a line that has no lane left for what waits is given twice as many, and
-keeps them if more goes for it; now and then it is given half as many, and keeps to those if no less goes.
+How many go follows from how fast it was, and the other way round where each answer takes long. A line of 2.5 MB/s whose
+answers took 0.3 s, as they do behind others' full uplinks, was held for one of 0.1 MB/s for half a minute, and one
+whose answers took 0.5 s for a round. So an uplink that has no lane left for what waits is given twice as many now and
+then, and keeps them for a minute if more goes for it; then for another, unless half of them bring as much.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 TURNS = 2
 """So many messages of each lane are counted where numbers of lanes are compared, after those under way before."""
-MORE, NO_LESS = 1.25, 0.9
+MORE, NO_LESS = 1.4, 0.9
 """Of what goes with twice the lanes, over what went, and with half of them: what is less than the first is chance, and
 what is more than the second."""
 TRY_AGAIN_S, SELDOM_S = 20.0, 120.0
-"""After a number was tried that was no better; twice as long after each such, up to the second."""
-SLOWER = 0.5
-"""What brings less than that of what it brought is tried again at once: it may be for its lanes."""
+"""After more lanes brought nothing; twice as long after each such time, up to the second."""
+KEPT_S = 60.0
 LONGEST_TRIAL_S = 10.0
+ANOTHER_LINE = 4.0
+"""A line so many times faster or slower than when it was tried is tried anew."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class _Trial:
     before: int
     reference: float | None
     """Bytes a second that went with as many as before; None: that is measured first."""
+    fewer: bool
+    """It is tried whether half of them bring as much."""
     run_in: int
     """Messages that were under way when it began."""
     began: float
@@ -39,38 +43,46 @@ class _Trial:
         return now >= self.began + LONGEST_TRIAL_S
 
 
+class _Found(NamedTuple):
+    """More lanes than usual, that are worth it."""
+
+    lanes: int
+    rate: float
+    """Bytes a second that went by them."""
+    until: float
+
+
 @dataclass
 class Lanes:
-    """Of one line. Times are seconds of the caller's clock."""
+    """Of one uplink. Times are seconds of the caller's clock."""
 
     usual: Callable[[float], int]
-    """Of a line of so many bytes a second."""
-    first: int
-    """Before it was measured."""
+    """Where so many bytes go a second."""
     most: int
-    _per_rate: float = 0.0
-    """For each byte a second, found to be worth it. 0.0: none but the usual."""
+    _found: _Found | None = None
     _trial: _Trial | None = None
     _is_short: bool = False
-    _upwards: bool = True
-    """More are tried next, or fewer."""
     _try_at: float = -math.inf
     _pause_s: float = TRY_AGAIN_S
+    _rate_tried: float = 0.0
+    """When more lanes last brought nothing."""
 
-    def of(self, bytes_per_s: float | None) -> int:
-        """How many there are now, on a line that is so fast."""
-        if bytes_per_s is None:
-            return self.first
+    def of(self, bytes_per_s: float) -> int:
+        """How many there are now, where so many bytes go a second."""
+        usual = self.usual(bytes_per_s)
         if self._trial is not None:
-            return self._trial.lanes
-        return max(self.usual(bytes_per_s), min(self.most, round(self._per_rate * bytes_per_s)))
+            return max(usual, self._trial.lanes)
+        found = self._found
+        return max(usual, found.lanes) if found is not None and _is_like(bytes_per_s, found.rate) else usual
 
     def short(self) -> None:
         """Something waits for a lane."""
         self._is_short = True
 
-    def forget(self) -> None:
+    def forget(self, now: float) -> None:
         """What goes now cannot be compared with what went."""
+        if self._trial is not None and self._trial.reference is not None:
+            self._pause(self._trial.reference, now)
         self._trial, self._is_short = None, False
 
     def runs_in(self, now: float) -> bool:
@@ -86,42 +98,54 @@ class Lanes:
         trial = self._trial
         return trial is None or trial.num_gone >= trial.run_in + TURNS * trial.lanes or trial.is_over(now)
 
-    def measured(self, rate: float, before: float | None, busy: int, now: float) -> bool:
-        """So many bytes a second have gone, with so many messages under way, on a line that was held for one of
-        `before`. Whether they show, by themselves, that it is faster than that."""
+    def measured(self, rate: float, before: float | None, busy: int, now: float) -> float | None:
+        """So many bytes a second have gone, with so many messages under way, where `before` went. What they show by
+        themselves of how fast the line is, if that is more than it was held for."""
         trial, self._trial = self._trial, None
         is_short, self._is_short = self._is_short, False
         if trial is None:
-            if before is not None and rate < SLOWER * before:
-                self._try_at, self._pause_s = now, TRY_AGAIN_S
-            # While a line is found faster each time, it has more lanes each time.
-            if is_short and before is not None and rate < MORE * before and now >= self._try_at:
-                lanes = self.of(before)
-                self._trial = _Trial(lanes, lanes, None, busy, now)
-            return False
+            self._begin(rate, before, busy, now, is_short=is_short)
+            return None
+        if trial.num_gone < trial.run_in + trial.lanes:
+            self._pause(rate, now)  # a line so slow shows nothing in the time of a trial
+            return None
         usual = self.usual(rate)
         if trial.reference is None:
-            self._tries_next(trial, rate, busy, now, goes_on=is_short)
-            return False
-        is_faster = self._upwards and rate > MORE * trial.reference
-        if is_faster or (not self._upwards and rate > NO_LESS * trial.reference):
-            self._per_rate = trial.lanes / rate if trial.lanes > usual else 0.0
-            self._pause_s = TRY_AGAIN_S
-            self._tries_next(trial, rate, busy, now, goes_on=is_short)
-        else:
-            self._per_rate = trial.before / trial.reference if trial.before > self.usual(trial.reference) else 0.0
-            self._upwards = not self._upwards
-            self._pause(now)
-        return is_faster
+            lanes = max(usual, trial.lanes // 2) if trial.fewer else max(usual, min(self.most, 2 * trial.lanes))
+            if is_short and lanes != trial.lanes:
+                self._trial = _Trial(lanes, trial.lanes, rate, trial.fewer, busy, now)
+            elif trial.fewer:
+                self._found = None
+            return None
+        if trial.fewer:
+            lanes, rate = (trial.lanes, rate) if rate > NO_LESS * trial.reference else (trial.before, trial.reference)
+            self._found = _Found(lanes, rate, now + KEPT_S) if lanes > self.usual(rate) else None
+            return None
+        if rate < MORE * trial.reference:
+            self._pause(rate, now)
+            return None
+        self._found, self._pause_s = _Found(trial.lanes, rate, now + KEPT_S), TRY_AGAIN_S
+        if is_short and trial.lanes < self.most:
+            self._trial = _Trial(max(usual, min(self.most, 2 * trial.lanes)), trial.lanes, rate, False, busy, now)
+        return min(rate, trial.reference * trial.lanes / trial.before)
 
-    def _tries_next(self, trial: _Trial, rate: float, busy: int, now: float, *, goes_on: bool) -> None:
-        usual = self.usual(rate)
-        self._upwards |= trial.lanes <= usual
-        lanes = min(self.most, 2 * trial.lanes) if self._upwards else max(usual, trial.lanes // 2)
-        if goes_on and lanes != trial.lanes:
-            self._trial = _Trial(lanes, trial.lanes, rate, busy, now)
-        else:
-            self._pause(now)
+    def _begin(self, rate: float, before: float | None, busy: int, now: float, *, is_short: bool) -> None:
+        if before is None:
+            return
+        is_due = self._found is not None and now >= self._found.until
+        if self._found is not None and (not _is_like(before, self._found.rate) or (is_due and not is_short)):
+            self._found, is_due = None, False
+        if self._rate_tried and not _is_like(before, self._rate_tried):
+            self._try_at, self._rate_tried = now, 0.0
+        # While a line is found faster each time, it has more lanes each time.
+        if busy and is_short and (is_due or (now >= self._try_at and rate < MORE * before)):
+            lanes = self.of(before)
+            self._trial = _Trial(lanes, lanes, None, is_due, busy, now)
 
-    def _pause(self, now: float) -> None:
+    def _pause(self, rate: float, now: float) -> None:
         self._try_at, self._pause_s = now + self._pause_s, min(SELDOM_S, 2 * self._pause_s)
+        self._rate_tried = rate
+
+
+def _is_like(rate: float, other: float) -> bool:
+    return other / ANOTHER_LINE <= rate <= other * ANOTHER_LINE

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
 
 from peer.round.mail.lanes import Lanes
 from swarm.core.transfers import lanes_of
@@ -30,7 +29,6 @@ UNKNOWN_BYTES_PER_S = 125_000.0
 class Meter:
     """How much goes at a time, and how fast."""
 
-    lanes: Lanes
     bytes_per_s: float | None = None
     busy: int = 0
     """Messages under way."""
@@ -39,6 +37,8 @@ class Meter:
     moved: Callable[[], int] | None = None
     """All bytes that the line has carried, of whatever is sent over it: it is as fast as all of it, and not as what is
     measured here alone, which would make room for the rest and be measured again as less. None: nothing else goes."""
+    lanes: Lanes | None = None
+    """Tried on it."""
     _moved_before: int = 0
     _last_rate: float = 0.0
     _busy_since: float = 0.0
@@ -46,11 +46,6 @@ class Meter:
     """When its last message did."""
     _sent_bytes: int = 0
     """Since it is busy, or was measured."""
-
-    @property
-    def num_lanes(self) -> int:
-        """So many messages it carries side by side."""
-        return self.lanes.of(self.bytes_per_s)
 
     def begin(self, now: float) -> None:
         """One message more."""
@@ -66,10 +61,10 @@ class Meter:
             moved = self.moved()
             self._moved_before, num_bytes = moved, max(0, moved - self._moved_before)
         self._sent_bytes += num_bytes
-        if self.lanes.runs_in(now):
+        if self.lanes is not None and self.lanes.runs_in(now):
             self._busy_since, self._sent_bytes = now, 0
         is_time = now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES
-        if is_time and self.lanes.is_decided(now):
+        if is_time and (self.lanes is None or self.lanes.is_decided(now)):
             self._measure(now)
             self._busy_since, self._sent_bytes = now, 0
 
@@ -88,7 +83,8 @@ class Meter:
     def _begin_anew(self, now: float) -> None:
         """Nothing of before counts."""
         self._busy_since, self._sent_bytes = now, 0
-        self.lanes.forget()
+        if self.lanes is not None:
+            self.lanes.forget(now)
         self._moved_before = self.moved() if self.moved is not None else 0
 
     def _measure(self, now: float) -> None:
@@ -97,15 +93,17 @@ class Meter:
         is_enough = self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes > 0)
         if is_enough and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
-            is_faster = self.lanes.is_decided(now) and self.lanes.measured(rate, self.bytes_per_s, self.busy, now)
+            shown = None
+            if self.lanes is not None and self.lanes.is_decided(now):
+                shown = self.lanes.measured(rate, self.bytes_per_s, self.busy, now)
             before = rate if self.bytes_per_s is None else self.bytes_per_s
             # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
             self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
             twice, self._last_rate = min(rate, self._last_rate), rate
             if twice > ANOTHER_LINE * before:
                 self.bytes_per_s = twice
-            if is_faster:
-                self.bytes_per_s = rate
+            if shown is not None:
+                self.bytes_per_s = max(shown, self.bytes_per_s)
             self.is_known = True
             self._busy_since, self._sent_bytes = now, 0
 
@@ -115,14 +113,14 @@ class Turns:
 
     def __init__(self, *, most: int, moved: Callable[[], int] | None = None) -> None:
         """`moved`: as a `Meter` has it."""
-        lanes = Lanes(partial(lanes_of, most=most), first=lanes_of(UNKNOWN_BYTES_PER_S, most=most), most=most)
-        self._meter = Meter(lanes, moved=moved)
+        self._most = most
+        self._meter = Meter(moved=moved)
         self._ended = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[Callable[[int], None]]:
         """Gives what is to be told how many bytes have come."""
-        while self._meter.busy >= self._meter.num_lanes:
+        while self._meter.busy >= lanes_of(self._meter.bytes_per_s or UNKNOWN_BYTES_PER_S, most=self._most):
             self._ended.clear()
             await self._ended.wait()
         self._meter.begin(time.monotonic())

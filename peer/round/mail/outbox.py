@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
@@ -76,8 +75,8 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE, FIRST_LANES = Pace(16 << 10, 2, cuts=True), 8
-"""While nothing has been measured: a line of 1 Mbit/s carries so much in a second, to four peers or to one."""
+FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
+"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of so many peers in a second."""
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""
@@ -94,7 +93,7 @@ class _Line:
     first_pace: Pace
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
-    meter: Meter = field(init=False)
+    meter: Meter = field(default_factory=Meter)
     on_uplink: int = 0
     """Of its lanes, those that have a share of the uplink. Others go beside."""
     leaving: int = 0
@@ -106,21 +105,18 @@ class _Line:
     is_last: bool = False
     """The step does without its peer: all that others wait for goes first."""
     share: int = 0
-    """Of the uplink's lanes, while it is not narrow: it has as many at least. More are tried for all lines together:
-    those of one alone would wait for the uplink."""
-
-    def __post_init__(self) -> None:
-        lanes = Lanes(lambda rate: Pace.of(rate).lanes, first=self.first_pace.lanes, most=MOST_LANES)
-        self.meter = Meter(lanes)
+    """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
+    the uplink is in."""
 
     @property
     def pace(self) -> Pace:
         if self.meter.bytes_per_s is None:
-            return self.first_pace._replace(lanes=max(self.first_pace.lanes, min(self.share, FIRST_LANES)))
+            return self.first_pace
         pace = Pace.of(self.meter.bytes_per_s)
         if self.is_unsure:
             return Pace(UNSURE_BYTES, pace.lanes, cuts=True)
-        return pace._replace(lanes=max(self.meter.num_lanes, min(self.share, MOST_LANES)))
+        share = min(self.share, MOST_LANES, UNDER_WAY_BYTES // pace.message_bytes)
+        return pace if share <= pace.lanes else pace._replace(lanes=share)
 
     @property
     def is_unsure(self) -> bool:
@@ -230,11 +226,14 @@ class Outbox:
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
-        usual, first = partial(lanes_of, most=MOST_OF_ALL), max(FIRST_LANES, 4 * first_pace.lanes)
-        self._uplink = Meter(Lanes(usual, first=first, most=MOST_OF_ALL), moved=moved)
+        self._first_lanes = FIRST_PEERS * first_pace.lanes
+        self._tried = Lanes(lambda rate: lanes_of(rate, most=MOST_OF_ALL), most=MOST_OF_ALL)
+        self._uplink = Meter(moved=moved, lanes=self._tried)
         self._leaving = 0
         """Lanes with a share of the uplink whose bytes are on their way."""
         self._begun = 0
+        self._shares = False
+        """Lines have some."""
 
     def put(self, peer: PeerId, parcel: Parcel, *, is_last: bool = False) -> None:
         """Send this once what was put before is sent or under way; `is_last`: and nothing waits for anybody else."""
@@ -269,7 +268,7 @@ class Outbox:
         longest; narrow lines last, and then those that are to be. Each narrow one has one beside, and more only where
         the uplink has room for others all the same."""
         below = self._narrow_below
-        self._give_shares(below)
+        self._share_what_is_tried(below)
         able = [
             (line.is_last, line.is_below(below), line.meter.busy, line.began, peer)
             for peer, line in self._lines.items()
@@ -284,17 +283,23 @@ class Outbox:
                 self._begin_lane(peer, on_uplink=True)
                 break
 
-    def _give_shares(self, below: float) -> None:
-        """Of the lanes that the uplink has, to all that it could fill; and whoever has too few is said to be short."""
+    def _share_what_is_tried(self, below: float) -> None:
+        """Say whether the uplink is short of lanes; those that it has beyond the usual go to all whose lines it could
+        fill."""
+        is_full, is_more = not self._has_room(self._leaving + 1), self.uplink_lanes > self.usual_lanes
+        if not is_full and not is_more and not self._shares:
+            return
         wide = [line for line in self._lines.values() if line.waiting and not line.is_below(below)]
-        share, is_full = self.uplink_lanes // max(1, len(wide)), not self._has_room(self._leaving + 1)
-        for line in self._lines.values():
-            is_narrow = line.is_below(below)
-            line.share = 0 if is_narrow else share
-            if line.waiting and not line.has_room and (is_narrow or not is_full):
-                line.meter.lanes.short()
+        if any(not line.is_last for line in wide):
+            wide = [line for line in wide if not line.is_last]
         if wide and is_full:
-            self._uplink.lanes.short()
+            self._tried.short()
+        if is_more or self._shares:
+            for line in self._lines.values():
+                line.share = 0
+            for line in wide:
+                line.share = -(-self.uplink_lanes // len(wide)) if is_more else 0
+        self._shares = is_more
 
     def _begin_lane(self, peer: PeerId, *, on_uplink: bool) -> None:
         line = self._lines[peer]
@@ -313,7 +318,14 @@ class Outbox:
     @property
     def uplink_lanes(self) -> int:
         """So many the uplink carries in all."""
-        return self._uplink.num_lanes
+        rate = self._uplink.bytes_per_s
+        return self._first_lanes if rate is None else self._tried.of(rate)
+
+    @property
+    def usual_lanes(self) -> int:
+        """As many as an uplink of its rate carries."""
+        rate = self._uplink.bytes_per_s
+        return self._first_lanes if rate is None else self._tried.usual(rate)
 
     @property
     def uplink_bytes_per_s(self) -> float | None:

@@ -216,7 +216,7 @@ def test_the_doctor_names_what_is_wrong_at_a_real_run(zygote: Zygote, tmp_path: 
     assert zygote.leftovers() == []
 
 
-@pytest.mark.parametrize(("pauses_s", "told"), [((0.3, 0.3, 0.3), 3), ((0.1, 5.0, 0.1), 1)])
+@pytest.mark.parametrize(("pauses_s", "told"), [((0.3,) * 8, 8), ((0.1, 8.0, 0.1), 1)])
 def test_the_doctor_waits_for_the_next_finding_and_says_what_it_did_not_wait_for(
     pauses_s: tuple[float, ...], told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +235,7 @@ def test_the_doctor_waits_for_the_next_finding_and_says_what_it_did_not_wait_for
         examination = Examination(StateFolder(tmp_path), (), "127.0.0.1:0")
         return [found.name async for found in examination.findings()]
 
-    monkeypatch.setattr(looks, "NEXT_S", 0.6)
+    monkeypatch.setattr(looks, "NEXT_S", 2.0)
     monkeypatch.setattr(Examination, "_machine", nothing)
     monkeypatch.setattr(Examination, "_network", one_after_the_other)
     assert asyncio.run(names()) == ["look"] * told + ["doctor"] * (told < len(pauses_s))

@@ -10,7 +10,6 @@ import pytest
 
 from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.mail.lanes import Lanes
 from peer.round.mail.meter import MOMENT_S, Meter, Turns
 from peer.round.mail.outbox import (
     LEAST_SHARE,
@@ -64,10 +63,6 @@ def parcel(number: int, num_bytes: int = 10, *, kind: str = "reduced", state: An
 
 def is_open(state: Any) -> bool:
     return state is STEP
-
-
-def few_lanes() -> Lanes:
-    return Lanes(lambda _: 2, first=2, most=2)
 
 
 def numbers(parcels: list[Parcel]) -> list[Any]:
@@ -302,6 +297,7 @@ def test_on_a_full_uplink_messages_get_shorter_by_what_is_left_for_all_peers(mon
         wire = Wire()
         for peer in peers:
             await measured(wire, 250_000.0, monkeypatch, peer=peer)
+        wire.now += 1.0  # nothing is tried on an idle line
         wire.open.clear()
         for number in range(3):
             for peer in peers:
@@ -392,7 +388,7 @@ def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch
 def test_an_uplink_that_carries_other_things_too_is_as_fast_as_all_of_them() -> None:
     """While somebody joined, rounds had a tenth of the line, held that for its rate, and left the joiner the rest."""
     moved = 0
-    meter = Meter(few_lanes(), moved=lambda: moved)
+    meter = Meter(moved=lambda: moved)
     moved = 5_000_000  # before it is busy
     meter.begin(0.0)
     moved += 2_500_000
@@ -594,7 +590,7 @@ def test_one_lane_that_turns_from_one_to_the_next_is_measured_as_if_it_had_never
 ) -> None:
     """An uplink that was slow for a moment had one lane for whole rounds: no message of it takes a second."""
     now, moved = 100.0, 0
-    meter = Meter(few_lanes(), moved=lambda: moved)
+    meter = Meter(moved=lambda: moved)
     meter.bytes_per_s = 19_000.0
     for _ in range(60):
         meter.begin(now)
@@ -606,7 +602,7 @@ def test_one_lane_that_turns_from_one_to_the_next_is_measured_as_if_it_had_never
 
 
 def test_a_line_that_has_become_slow_is_known_at_once() -> None:
-    meter = Meter(few_lanes())
+    meter = Meter()
     for at, rate in ((0.0, 1e8), (10.0, 1e5)):
         meter.begin(at)
         meter.gone(int(rate), at + 1.0)
@@ -633,7 +629,7 @@ def test_what_nobody_wants_any_more_is_no_measure_of_a_line(monkeypatch: pytest.
 
 def test_a_line_that_was_dead_is_known_to_be_back_at_once() -> None:
     """Its rate while it was dead halved what was measured after, and halved it again: for 17 s a round had a lane."""
-    meter, found = Meter(few_lanes()), []
+    meter, found = Meter(), []
     for at, rate in enumerate([2.5e6, 1e2, 3e5, 6e5, 1.2e6, 2.4e6, 2.5e6, 2.5e6]):
         meter.begin(2.0 * at)
         meter.gone(int(rate), 2.0 * at + 1.0)
