@@ -1,9 +1,10 @@
 """Whether members are there of whom a leader's new roster brings nothing, asked of themselves.
 
 A leader's word is all that others have of who is silent. Members need none of it for themselves, for none votes for a
-roster without what it brings; and before anyone votes for one that is without others, it asks those others. A voter
-outside the stage does so where they are more than a third (`swarm.witness_service`); a member always, so that a leader
-who needs members' votes leaves out nobody that is there by its word alone.
+roster without what it brings; and before anyone votes for one that is without others, it asks those others. A member
+always does, so that a leader who needs members' votes leaves out nobody that is there by its word alone. Voters outside
+the stage do so where those others are more than a third, and where the leader needs no other member's vote
+(`swarm.witness_service`).
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import SayThere
+from swarm.core.round.voting import Reconfiguration
 from swarm.drawn_papers import MOST_REMEMBERED, DrawnPapers, WaitedInVain
 from swarm.identity.key import verify
 from swarm.network.transport import Message, Transport
@@ -56,6 +58,16 @@ async def contributed(
         return not brings_nothing
     facts.check_contribution(made, verify)
     return made
+
+
+def is_outsiders_to_ask(facts: RoundFacts, proposal: Proposal, changed: Reconfiguration | None = None) -> bool:
+    """Whether voters outside the stage ask those without whom a new roster is proposed, under a reconfiguration. Where
+    the work hangs on few, they and the leader are a quorum: other members may ask, and are not needed."""
+    members, without = {*facts.members}, proposal.left_without
+    there = {*facts.election.voters_in(proposal.view, changed)}
+    outside = there - (members - {facts.leader_of(proposal.view)})
+    is_enough = facts.election.is_more_than_liars(without, members) or facts.election.is_quorum(outside, there)
+    return bool(without & members) and is_enough
 
 
 async def is_missing(

@@ -27,7 +27,7 @@ from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
 from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers, WaitedInVain
 from swarm.identity.key import Identity, verify
-from swarm.left_without import MOST_ASKED, contributed, is_missing
+from swarm.left_without import MOST_ASKED, contributed, is_missing, is_outsiders_to_ask
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
@@ -267,22 +267,23 @@ class WitnessService:
         """What members contribute without whom a new roster is proposed, as if they had not committed.
 
         A leader's word is all that others have of who is silent. Members need none of it, for none votes for a roster
-        without itself; but where they are few the others' votes make a quorum without them. So nobody is asked where
-        those who are missing weigh no more than a leader may leave out by its word alone.
+        without itself; but where they are few the others' votes make a quorum without them.
 
-        Raises TransientError while one that is there has yet to make its contribution, but not for ever.
+        Raises TransientError while one that is there has yet to make its contribution, where more than a third are
+        missing, but not for ever.
         """
-        missing = proposal.left_without & {*facts.members}
-        if not facts.election.is_more_than_liars(missing, facts.members):
+        if not is_outsiders_to_ask(facts, proposal, voter.changed):
             return []
+        missing = proposal.left_without & {*facts.members}
+        are_many = facts.election.is_more_than_liars(missing, facts.members)
         voter.check(proposal)
         waited_for = [peer for peer in sorted(missing) if self._may_join(peer) and self._may_hold_up(peer, facts)]
         asked = waited_for[:MOST_ASKED]
         said = await asyncio.gather(*(self._is_there(peer, facts, proposal) for peer in asked))
         for peer in [peer for peer, there in zip(asked, said, strict=True) if there is not False]:
-            self._held_up_by(peer, facts)
+            self._held_up_by(peer, facts, shortly=not are_many)
         found = [made for made in said if isinstance(made, Contribution)]
-        if not found and True in said:
+        if not found and True in said and are_many:
             raise TransientError(f"a member without which view {proposal.view} goes on is there")
         return found
 
@@ -304,10 +305,10 @@ class WitnessService:
         self._let_run_out.add(peer, facts.step)
         return False
 
-    def _held_up_by(self, peer: PeerId, facts: RoundFacts) -> None:
+    def _held_up_by(self, peer: PeerId, facts: RoundFacts, *, shortly: bool) -> None:
         """Its time counts from its first answer. Who is known to be late is waited for as shortly as who let its time
         run out."""
-        is_distrusted = self._let_run_out.names(peer, facts.step) or peer in facts.late
+        is_distrusted = shortly or self._let_run_out.names(peer, facts.step) or peer in facts.late
         hold_s = LONGEST_HOLD_S / (DISTRUSTED_SHARE if is_distrusted else 1)
         self._held_until.setdefault((peer, facts.name), time.monotonic() + hold_s)
 

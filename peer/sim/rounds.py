@@ -29,6 +29,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import drawn_entries
 from swarm.identity.key import Identity, verify
+from swarm.left_without import is_outsiders_to_ask
 from swarm.witness_service import check_joins
 from verification.kinds.equivocation import CastVote, Statement
 from verification.kinds.false_work import FalseWork, entry_check
@@ -335,9 +336,8 @@ class SimulatedRound:
 
     def _left_without(self, proposal: Proposal) -> list[Contribution]:
         """What members contribute without whom the roster is proposed, as voters outside find it."""
-        missing = proposal.left_without
-        is_enough = self._facts.election.is_more_than_liars(missing, self._facts.members)
-        return self._there(self._host, missing, proposal) if is_enough else []
+        is_asked = is_outsiders_to_ask(self._facts, proposal)
+        return self._there(self._host, proposal.left_without, proposal) if is_asked else []
 
     def _there(self, voter: PeerId, missing: Collection[PeerId], proposal: Proposal) -> list[Contribution]:
         """What these contribute, asked of themselves, and show the voter."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +13,16 @@ from bootstrap.state.run_folder import PreparedRun
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.contribution import Contribution
+from swarm.core.round.contribution import Contribution, Work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.proposal import fresh_roster
 from swarm.core.round.voting import Certificate, Promise, Proof, Vote
 from swarm.drawn_papers import DISTRUSTED_SHARE, DrawnPapers
-from swarm.left_without import LEFT_WITHOUT
+from swarm.left_without import LEFT_WITHOUT, is_outsiders_to_ask
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import (
@@ -142,30 +142,48 @@ def leader_of(step: int) -> PeerId:
     return facts_of(basis_of(0), step).leader_of(0)
 
 
-class PuttingOff(World):
-    """A leader proposes a roster with nobody but itself; the others say what a test has them say."""
+class AllShown(DrawnPapers):
+    async def fetch(
+        self, made: Contribution, entries: Sequence[int], *, of: PeerId, within_s: float
+    ) -> tuple[Value, ...]:
+        return ()
 
-    def __init__(self, folder: Path) -> None:
+
+class PuttingOff(World):
+    """A leader proposes a roster without so many; those say what a test has them say."""
+
+    def __init__(self, folder: Path, *, num: int = 2, members: tuple[PeerId, ...] = MEMBERS) -> None:
         super().__init__(folder)
-        work, step = (8,) * len(MEMBERS), 7
-        links = tuple(link_of(peer, step - 1) for peer in MEMBERS)
+        transport = self.service._transport
+        assert transport is not None
+        self.service._papers = AllShown(transport, lambda *_: None, random.Random(0))
+        work, step = (8,) * len(members), 7
+        links = tuple(link_of(peer, step - 1) for peer in members)
         said = said_by(HOST_CHAIN, step)
-        self._basis = RoundBasis(bytes(32), bytes(32), MEMBERS, work, MEMBERS, work, BESIDE, links, said)
+        self._basis = RoundBasis(bytes(32), bytes(32), members, work, members, work, BESIDE, links, said)
         self.facts = facts_of(self._basis, step)
         self.leader = self.facts.leader_of(0)
-        self.put_off = [peer for peer in MEMBERS if peer != self.leader]
+        self.put_off = [peer for peer in members if peer != self.leader][:num]
         fresh = fresh_roster(
             self.facts,
             view=0,
             leader=self.leader,
-            committed={self.leader: None},
-            silent=dict.fromkeys(MEMBERS, "no commitment"),
+            committed={peer: self.working(peer) for peer in members if peer not in self.put_off},
+            silent=dict.fromkeys(self.put_off, "no commitment"),
             joins=(),
             neighbours=(),
             reason="full",
         )
+        fresh = replace(fresh, reducers=tuple(made.peer_id for made in fresh.contributions))
         roster = replace(fresh, signature=KEYS[self.leader].sign(fresh.signed_bytes()))
-        self._asked = SendBallot((WITNESS.peer_id,), Proposal.of_roster(roster, Proof()))
+        self.asked = SendBallot((WITNESS.peer_id,), Proposal.of_roster(roster, Proof()))
+
+    def working(self, peer: PeerId) -> Contribution | None:
+        """A member's, of one microbatch; None of the leader."""
+        work = (Work(MicrobatchId(sorted(KEYS).index(peer)), 0, Version(7), 64, bytes(32), bytes(32)),)
+        names = ("run", STAGE, self.facts.step, self.facts.previous_name, peer)
+        unsigned = Contribution(*names, work, (bytes(32),), chance_of(peer, int(self.facts.step)))
+        return replace(unsigned, signature=KEYS[peer].sign(unsigned.signed_bytes())) if peer != self.leader else None
 
     def contribution(self, peer: PeerId, *, of: PeerId | None = None) -> Contribution:
         """A member's, that brings nothing; signed by another where one is named."""
@@ -178,14 +196,14 @@ class PuttingOff(World):
             fields = Fields("roster", request.meta)
             shown = Proposal.from_value(fields.message("proposal"))
             assert (fields.integer("stage"), fields.integer("step"), sender) == (0, 7, WITNESS.peer_id)
-            assert shown == self._asked.proposal
+            assert shown == self.asked.proposal
             return Message(said)
 
         self.lines[peer].serve(LEFT_WITHOUT, on_put_off, max_body_bytes=0)
 
     async def ask(self) -> Vote | AreThere | None:
         line = self.lines[self.leader]
-        found = await ask_witness(line, WITNESS.peer_id, self.facts, self._basis, self._asked, timeout_s=5.0)
+        found = await ask_witness(line, WITNESS.peer_id, self.facts, self._basis, self.asked, timeout_s=5.0)
         assert not isinstance(found, tuple)
         return found
 
@@ -242,6 +260,36 @@ def test_who_shows_voters_what_it_never_commits_to_holds_them_up_for_so_long(tmp
             assert isinstance(await world.ask(), Vote)
 
     asyncio.run(scenario())
+
+
+def test_one_of_three_is_asked_too_for_leader_host_and_neighbours_are_a_quorum(tmp_path: Path, clock: Clock) -> None:
+    """It is named at once, and not waited for: its leader may have had good reasons to."""
+
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path, num=1)
+        [one] = world.put_off
+        world.answers(one, {"brings_nothing": False, "made": world.contribution(one).packed})
+        assert await world.ask() == AreThere((world.contribution(one),))
+        clock.now += LONGEST_HOLD_S / DISTRUSTED_SHARE
+        assert isinstance(await world.ask(), Vote), "it does not bring what it shows, as it seems"
+
+    asyncio.run(scenario())
+
+
+def test_one_of_three_that_has_yet_to_contribute_holds_up_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = PuttingOff(tmp_path, num=1)
+        world.answers(world.put_off[0], {"brings_nothing": False, "made": None})
+        assert isinstance(await world.ask(), Vote)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("num_members", "num", "is_asked"), [(2, 1, True), (3, 1, True), (4, 1, False), (4, 2, True)])
+def test_who_is_asked_by_voters_outside(num_members: int, num: int, is_asked: bool, tmp_path: Path) -> None:
+    """Where the leader needs another member's vote, that one asks."""
+    world = PuttingOff(tmp_path, num=num, members=tuple(sorted(KEYS)[:num_members]))
+    assert is_outsiders_to_ask(world.facts, world.asked.proposal) == is_asked
 
 
 @pytest.mark.parametrize("says", ["nothing", "another's word", "nonsense", "over"])
@@ -369,7 +417,7 @@ def test_of_what_is_certified_a_witness_keeps_the_highest(tmp_path: Path) -> Non
         world = PuttingOff(tmp_path)
         await world.promise(0, 7, 1)
         (witness,) = world.service._rounds.values()
-        roster = world._asked.proposal.roster
+        roster = world.asked.proposal.roster
         assert roster is not None
         witness.voter.rosters |= {view: replace(roster, view=view) for view in range(8)}
         await world.promise(0, 7, 2)

@@ -51,7 +51,7 @@ from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Vote, electorate
 from swarm.core.round.words import Reduction, Words
 from swarm.identity.key import Identity, verify
-from swarm.left_without import TIME_PHASES
+from swarm.left_without import TIME_PHASES, is_outsiders_to_ask
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PHASE_S = 1.0
@@ -835,12 +835,13 @@ class World:
 
     def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
         missing = proposal.left_without
-        if self.facts.election.is_more_than_liars(missing, self.facts.members):
+        if is_outsiders_to_ask(self.facts, proposal):
             asked = [self.members[peer] for peer in missing if not self.cut(outsider.peer_id, peer)]
             held = [one for one in asked if one.is_up and self.holds(outsider, one)]
             for one in held:
                 self._do(one, one.round.on_left_without(proposal, now=self.now))
             found, is_waiting = self._are_there(held, proposal)
+            is_waiting &= self.facts.election.is_more_than_liars(missing, self.facts.members)
             if found:
                 self._reply(leader, lambda m: self._heard_of(m, found))
             if found or is_waiting:
