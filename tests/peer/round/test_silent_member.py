@@ -27,7 +27,7 @@ from tests.swarm_in_process import SwarmPeer, identity_of, manifest_of, swarm_in
 from tests.verification.exhibits import small_settings
 
 CALL_S, PING_S = 0.5, 0.2
-SOON_S = 15.0
+SOON_S = 18.0
 """Two windows in which nothing of a transfer comes, and some; of the step's 60 s and the 20 s that an open call to a
 neighbour lasts."""
 IDLE = 1
