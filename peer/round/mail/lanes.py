@@ -21,7 +21,7 @@ TRY_AGAIN_S, SELDOM_S = 20.0, 120.0
 KEPT_S = 60.0
 LONGEST_TRIAL_S = 10.0
 ANOTHER_LINE = 4.0
-"""A line so many times faster or slower than when it was tried is tried anew."""
+"""A line so many times faster or slower than before is another one: what was found of it holds no more."""
 
 
 @dataclass
@@ -109,13 +109,8 @@ class Lanes:
         if trial.num_gone < trial.run_in + trial.lanes:
             self._pause(rate, now)  # a line so slow shows nothing in the time of a trial
             return None
-        usual = self.usual(rate)
         if trial.reference is None:
-            lanes = max(usual, trial.lanes // 2) if trial.fewer else max(usual, min(self.most, 2 * trial.lanes))
-            if is_short and lanes != trial.lanes:
-                self._trial = _Trial(lanes, trial.lanes, rate, trial.fewer, busy, now)
-            elif trial.fewer:
-                self._found = None
+            self._tries_next(trial, rate, busy, now, goes_on=is_short)
             return None
         if trial.fewer:
             lanes, rate = (trial.lanes, rate) if rate > NO_LESS * trial.reference else (trial.before, trial.reference)
@@ -125,9 +120,16 @@ class Lanes:
             self._pause(rate, now)
             return None
         self._found, self._pause_s = _Found(trial.lanes, rate, now + KEPT_S), TRY_AGAIN_S
-        if is_short and trial.lanes < self.most:
-            self._trial = _Trial(max(usual, min(self.most, 2 * trial.lanes)), trial.lanes, rate, False, busy, now)
+        self._tries_next(trial, rate, busy, now, goes_on=is_short)
         return min(rate, trial.reference * trial.lanes / trial.before)
+
+    def _tries_next(self, trial: _Trial, rate: float, busy: int, now: float, *, goes_on: bool) -> None:
+        """Twice as many lanes as those that brought this rate, or half as many, if something still waits for one."""
+        lanes = max(self.usual(rate), trial.lanes // 2 if trial.fewer else min(self.most, 2 * trial.lanes))
+        if goes_on and lanes != trial.lanes:
+            self._trial = _Trial(lanes, trial.lanes, rate, trial.fewer, busy, now)
+        elif trial.fewer:
+            self._found = None
 
     def _begin(self, rate: float, before: float | None, busy: int, now: float, *, is_short: bool) -> None:
         if before is None:

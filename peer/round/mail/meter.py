@@ -7,13 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from peer.round.mail.lanes import Lanes
+from peer.round.mail.lanes import ANOTHER_LINE, Lanes
 from swarm.core.transfers import lanes_of
 
 SMOOTHING = 0.5
 """Share of the newest rate in the average."""
-ANOTHER_LINE = 4.0
-"""What carries so many times more than before, twice, is measured anew: it was dead, or stood behind something else."""
 MIN_MEASURED_BYTES = 1 << 20
 """Less than this, sent in one go in less than `LOOK_AFTER_S`, measures nothing but delays."""
 LOOK_AFTER_S = 1.0
@@ -100,7 +98,7 @@ class Meter:
             # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
             self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
             twice, self._last_rate = min(rate, self._last_rate), rate
-            if twice > ANOTHER_LINE * before:
+            if twice > ANOTHER_LINE * before:  # it was dead, or stood behind something else; once may be chance
                 self.bytes_per_s = twice
             if shown is not None:
                 self.bytes_per_s = max(shown, self.bytes_per_s)

@@ -3,14 +3,13 @@
 import asyncio
 import math
 import random
-import time
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.red_team.virtual_time import VirtualLoop
+from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.mail.lanes import KEPT_S, LONGEST_TRIAL_S, MORE, Lanes
 from peer.round.mail.meter import Meter
 from peer.round.mail.outbox import OnItsWay, Outbox, Pace, Parcel
@@ -49,7 +48,7 @@ class Uplink:
         return num_bytes
 
 
-def over(*phases: Phase, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, list[int]]]:
+def over(*phases: Phase) -> list[tuple[float, list[int]]]:
     """In each phase, while more waits for three peers: which share of the uplink was used; its lanes, each second."""
     found: list[tuple[float, list[int]]] = []
     tasks: list[asyncio.Task[None]] = []
@@ -73,34 +72,31 @@ def over(*phases: Phase, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, l
         outbox.keep([], lambda _: False)
         await asyncio.gather(*(task for task in tasks if not task.done()))
 
-    loop = VirtualLoop()
-    with monkeypatch.context() as patch, asyncio.Runner(loop_factory=lambda: loop) as runner:
-        patch.setattr(time, "monotonic", loop.time)
-        runner.run(main())
+    unhandled: list[object] = []
+    run_virtually(main, rng=random.Random(0), on_unhandled=unhandled.append)
+    assert not unhandled
     return found
 
 
 @pytest.mark.parametrize("rate", [FAST, SLOW])
 @pytest.mark.parametrize("answer_s", [0.04, 0.15, 0.3, 0.5])
-def test_a_line_is_filled_though_answers_take_long(
-    rate: float, answer_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_is_filled_though_answers_take_long(rate: float, answer_s: float) -> None:
     """Before lanes were tried, those of 2.5 MB/s were at 0.07 with 0.3 s, and at 0.03 with 0.5 s."""
-    [(share, _)] = over(Phase(30, rate, answer_s), monkeypatch=monkeypatch)
+    [(share, _)] = over(Phase(30, rate, answer_s))
     assert share > 0.6
 
 
-def test_where_answers_come_soon_there_are_seldom_more_lanes_than_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_answers_come_soon_there_are_seldom_more_lanes_than_usual() -> None:
     """Each lane more makes others' packets wait, or has them lost."""
-    [(share, lanes)] = over(Phase(120, SLOW, 0.04), monkeypatch=monkeypatch)
+    [(share, lanes)] = over(Phase(120, SLOW, 0.04))
     assert share > 0.95
     assert sorted(lanes)[len(lanes) * 9 // 10] == 2
     assert max(lanes[2:]) <= 4
 
 
-def test_lanes_found_on_a_slow_line_are_gone_once_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_found_on_a_slow_line_are_gone_once_it_is_fast() -> None:
     """Many times as many, for many times the rate, would lose everybody's packets."""
-    _, (share, lanes) = over(Phase(150, SLOW / 10, 3.0), Phase(100, SLOW, 0.04), monkeypatch=monkeypatch)
+    _, (share, lanes) = over(Phase(150, SLOW / 10, 3.0), Phase(100, SLOW, 0.04))
     assert share > 0.8
     assert max(lanes[10:]) <= 8
     assert sorted(lanes)[len(lanes) * 3 // 4] == 2
