@@ -8,7 +8,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from peer.machine.priority import session_giving_way
 from tests import ROOT
 from tests.swarm.local.warm_python import WarmPython
 
@@ -34,6 +35,10 @@ PROCESSES = "processes"
 WARM = pytest.StashKey[WarmPython]()
 NICE = 10
 """Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
+SESSION_NICE = 5
+"""Of all workers together, where sessions share the cores. Daemons that a test starts have a session each, at niceness
+12: four of them and two workers that compute share the cores by halves. Were this 0, the four would have a fifth, and
+a demo of three minutes would take a quarter of an hour."""
 ENDED_AGAIN_S = 60.0
 
 # Of properties the same examples are tried each time, however long each waits for the processor. Others are drawn with
@@ -89,6 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
         given = getattr(config, "workerinput", {})
         config.option.draw_seed = given.get(DRAW_SEED, secrets.randbelow(10**6))
     if config.option.dist != "no" and sys.platform == "linux":
+        giving_way = ExitStack()
+        giving_way.enter_context(session_giving_way(SESSION_NICE))
+        config.add_cleanup(giving_way.close)
         config.stash[WARM] = WarmPython()
         config.option.tx = [f"popen//python={config.stash[WARM].command}"] * len(config.option.tx)
 

@@ -17,15 +17,20 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 @contextlib.contextmanager
 def giving_way(nice: int) -> Iterator[None]:
-    """This process, and what it starts, run at least at this niceness from now on; to be called before any thread is.
-
-    So does its session until the end, if nothing else is in it than what waits for this process.
-    """
+    """This process, and what it starts, run at least at this niceness from now on, and its session until the end; to be
+    called before any thread is."""
     if not hasattr(os, "getpriority"):
         yield
         return
     if os.getpriority(os.PRIO_PROCESS, 0) < nice:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+    with session_giving_way(nice):
+        yield
+
+
+@contextlib.contextmanager
+def session_giving_way(nice: int) -> Iterator[None]:
+    """This process's session runs at least at this niceness until the end, if it holds nothing else."""
     before = session_nice()
     taken = before is not None and before < nice and _is_sessions_only_work()
     if taken:
