@@ -64,7 +64,7 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Value:
     """Value of canonical bytes from a stranger. Raises RemoteError("malformed") for anything else."""
     if len(data) > max_bytes:
         raise RemoteError("malformed", f"message of {len(data)} bytes is over the limit of {max_bytes}")
-    if len(data) > MAX_VALUES and _num_values(data) > MAX_VALUES:
+    if len(data) > MAX_VALUES and _has_too_many_values(data):
         raise RemoteError("malformed", f"a message of more than {MAX_VALUES} values")
     try:
         value: Value = ormsgpack.unpackb(data)
@@ -99,12 +99,14 @@ _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 
 """By the code. The last two pairs are lists and maps; the others' length is of bytes."""
 
 
-def _num_values(data: bytes | bytearray | memoryview) -> int:
-    """That its lists and maps announce. Of bytes that are not MessagePack, something."""
-    at = found = 0
-    while at < len(data):
+def _has_too_many_values(data: bytes | bytearray | memoryview) -> bool:
+    """Whether its lists and maps announce them. Of bytes that are not MessagePack, anything; what follows a whole value
+    is not looked at."""
+    at = found = seen = 0
+    while at < len(data) and seen <= found <= MAX_VALUES:
         code = data[at]
         at += 1
+        seen += 1
         if 0x80 <= code < 0xA0:
             found += (code & 15) * (1 if code >= 0x90 else 2)
         elif 0xA0 <= code < 0xC0:
@@ -115,4 +117,4 @@ def _num_values(data: bytes | bytearray | memoryview) -> int:
             found += 0 if code < 0xDC else length * (1 if code < 0xDE else 2)
         else:
             at += _NUMBER_BYTES.get(code, 0)
-    return found
+    return found > MAX_VALUES

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -214,6 +215,17 @@ def test_a_message_of_too_many_values_is_refused_before_they_are_made() -> None:
     nested = b"\x92" + 2 * (half + b"\xc0" * (MAX_VALUES // 2))
     with pytest.raises(RemoteError, match=f"more than {MAX_VALUES} values"):
         unpack(nested, max_bytes=len(nested))
+
+
+@pytest.mark.parametrize(
+    "head", [b"\xdd" + struct.pack(">I", (8 << 20) - 5), b"\x90"], ids=["in a list", "after a value"]
+)
+def test_what_is_too_much_is_not_looked_through(head: bytes) -> None:
+    data = head.ljust(8 << 20, b"\0")
+    began = time.thread_time()
+    with pytest.raises(RemoteError):
+        unpack(data, max_bytes=len(data))
+    assert time.thread_time() - began < 0.5, "looking at each of them takes four seconds"
 
 
 def test_a_long_message_of_few_values_is_read() -> None:
