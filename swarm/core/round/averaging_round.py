@@ -603,7 +603,7 @@ class AveragingRound:
         if asked > self._last_asked or self._patience.due is None:
             self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
-            if proposal.result is not None:
+            if proposal.is_new_result:
                 self._patience.vote_on_result(self._reduction.arrivals.allowed_s(now=now), now=now)
             self._wait_for_leader(now)
 

@@ -259,7 +259,9 @@ class RoundLead:
         in it."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
-        if proposal.result is not None:  # whoever still fetches its bytes has as long as whoever still sends its parts
+        # Whoever still fetches the bytes has as long as whoever still sends its parts, but once: in later views it
+        # fetches on. The longer a step has failed, the longer would a member hold it up that never votes.
+        if proposal.is_new_result:
             self.patience.due = now + max(2 * self.facts.phase_s, self.reduction.arrivals.allowed_s(now=now))
         others = tuple(sorted({*self.ballots.voters, *self.facts.members} - {self.me}))
         out: Instructions = [SendBallot(others, proposal)] if others else []

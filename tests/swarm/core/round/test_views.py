@@ -265,6 +265,26 @@ def test_nobody_turns_from_a_leader_that_waits_for_votes_as_long_as_the_run_allo
     assert only(leader.tick(now=leader.deadline), SendBallot).proposal.phase == "commit"
 
 
+def test_for_votes_on_a_result_that_a_quorum_has_nobody_is_waited_for_as_long_again() -> None:
+    """A member that never votes held each view up for longer, until the host named other voters; and so on for ever."""
+    facts, (_, second, third, *_) = facts_and_rounds(7)
+    waits = Waits(opened_at=-200.0, straggler_share=0.5)
+    leader, member = (round_of(facts, peer, waits=waits) for peer in (second.me, third.me))
+    likely = certified(facts, result_of(facts, roster_of(facts)), phase="result")
+    out = leader.close(reason="the leader is gone", joins=(), view=1, now=0.0)
+    out += leader.contributed(contribution(leader.me), now=0.0)
+    for peer in others(leader):
+        promise = promise_by(facts, peer, 1, result=likely.certificate)
+        out += leader.on_commit(peer, 1, contribution(peer), promise, likely.roster, likely, now=0.0)
+    asked = only(out, SendBallot).proposal
+    fetched(leader, likely)
+    assert vote(leader, asked, *others(leader)[:-1]) == [], "one may still fetch the bytes"
+    assert leader.deadline == 2 * PHASE_S
+    assert not has(member.on_ballot(leader.me, asked, now=0.0), SendVote), "it has no bytes yet"
+    assert member.deadline == 4 * PHASE_S
+    assert only(leader.tick(now=leader.deadline), SendBallot).proposal.phase == "commit"
+
+
 def test_a_member_that_missed_the_close_gives_up_a_leader_it_cannot_vote_for() -> None:
     facts, (first, second, third) = facts_and_rounds(3)
     result = result_of(facts, roster_of(facts))
