@@ -18,6 +18,8 @@ MORE, NO_LESS = 1.4, 0.9
 what is more than the second."""
 TRY_AGAIN_S, SELDOM_S = 20.0, 120.0
 """After more lanes brought nothing; twice as long after each such time, up to the second."""
+SLOWER = 2.0
+"""A line that carries so many times less than it was held for has lanes of what it was: none are tried on top."""
 KEPT_S = 60.0
 LONGEST_TRIAL_S = 10.0
 ANOTHER_LINE = 4.0
@@ -107,9 +109,12 @@ class Lanes:
             self._begin(rate, before, busy, now, is_short=is_short)
             return None
         if trial.num_gone < trial.run_in + trial.lanes:
-            self._pause(rate, now)  # a line so slow shows nothing in the time of a trial
+            self._pause(rate, now)  # a line so slow shows nothing in the time of a trial, and keeps nothing for it
+            self._found = None if trial.fewer else self._found
             return None
         if trial.reference is None:
+            if not trial.fewer and _is_falling(rate, before):
+                return None
             self._tries_next(trial, rate, busy, now, goes_on=is_short)
             return None
         if trial.fewer:
@@ -139,14 +144,20 @@ class Lanes:
             self._found, is_due = None, False
         if self._rate_tried and not _is_like(before, self._rate_tried):
             self._try_at, self._rate_tried = now, 0.0
-        # While a line is found faster each time, it has more lanes each time.
-        if busy and is_short and (is_due or (now >= self._try_at and rate < MORE * before)):
+        # While a line is found faster each time, it has more lanes each time; while slower, fewer.
+        is_steady = rate < MORE * before and not _is_falling(rate, before)
+        if busy and is_short and (is_due or (now >= self._try_at and is_steady)):
             lanes = self.of(before)
             self._trial = _Trial(lanes, lanes, None, is_due, busy, now)
 
     def _pause(self, rate: float, now: float) -> None:
         self._try_at, self._pause_s = now + self._pause_s, min(SELDOM_S, 2 * self._pause_s)
         self._rate_tried = rate
+
+
+def _is_falling(rate: float, before: float | None) -> bool:
+    """Whether the lanes that there are are those of a line that was faster."""
+    return before is not None and before >= SLOWER * rate
 
 
 def _is_like(rate: float, other: float) -> bool:

@@ -81,7 +81,8 @@ UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""
 NARROW = 4.0
-"""A line is narrow that carries so many times less than the fastest, though this peer's uplink carries both."""
+"""A line is narrow that carries so many times less than the fastest of those that carry something, or than its share of
+this peer's uplink."""
 HANGS_S = 10.0
 """A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
 
@@ -312,8 +313,10 @@ class Outbox:
 
     @property
     def _narrow_below(self) -> float:
-        """Bytes a second."""
-        return max((line.meter.bytes_per_s or 0.0 for line in self._lines.values()), default=0.0) / NARROW
+        """Bytes a second. What a line carried once that has nothing to carry now says nothing of those that share the
+        uplink: what that carries does."""
+        going = [line.meter.bytes_per_s or 0.0 for line in self._lines.values() if line.waiting or line.meter.busy]
+        return max([*going, (self._uplink.bytes_per_s or 0.0) / max(1, len(going))]) / NARROW
 
     @property
     def uplink_lanes(self) -> int:
@@ -377,8 +380,9 @@ class Outbox:
                 num_bytes, now = await self._send_off(peer, together, lane), time.monotonic()
                 if line.is_over:
                     break
-                line.meter.gone(num_bytes, now)
-                if lane.on_uplink:
+                if num_bytes:
+                    line.meter.gone(num_bytes, now)
+                if num_bytes and lane.on_uplink:
                     self._uplink.gone(num_bytes, now)
                 if not self._stays(lane):
                     break

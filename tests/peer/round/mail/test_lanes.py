@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import statistics
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,10 +29,11 @@ class Phase(NamedTuple):
 
 
 class Uplink:
-    """Messages leave one behind the other, at its rate; each is answered so many seconds after its bytes are there."""
+    """Messages leave one behind the other, at its rate; each is answered so many seconds after its bytes are there.
+    `sees_left`: whether that is seen before its answer."""
 
-    def __init__(self, rate: float, answer_s: float) -> None:
-        self.rate, self.answer_s = rate, answer_s
+    def __init__(self, rate: float, answer_s: float, *, sees_left: bool = False) -> None:
+        self.rate, self.answer_s, self.sees_left = rate, answer_s, sees_left
         self._free_at = 0.0
         self.sent_bytes = 0
 
@@ -42,19 +44,23 @@ class Uplink:
         loop, num_bytes = asyncio.get_running_loop(), sum(len(one.body) for one in parcels)
         way.leaves()
         self._free_at = max(self._free_at, loop.time()) + num_bytes / self.rate
-        await asyncio.sleep(self._free_at + self.answer_s - loop.time())
+        answered_at = self._free_at + self.answer_s
+        if self.sees_left:
+            await asyncio.sleep(self._free_at - loop.time())
+            way.left()
+        await asyncio.sleep(answered_at - loop.time())
         self.sent_bytes += num_bytes
         way.left()
         return num_bytes
 
 
-def over(*phases: Phase) -> list[tuple[float, list[int]]]:
+def over(*phases: Phase, sees_left: bool = False) -> list[tuple[float, list[int]]]:
     """In each phase, while more waits for three peers: which share of the uplink was used; its lanes, each second."""
     found: list[tuple[float, list[int]]] = []
     tasks: list[asyncio.Task[None]] = []
 
     async def main() -> None:
-        uplink = Uplink(phases[0].rate, phases[0].answer_s)
+        uplink = Uplink(phases[0].rate, phases[0].answer_s, sees_left=sees_left)
         outbox = uplink.outbox(lambda work: tasks.append(asyncio.ensure_future(work)))
         step: Any = SimpleNamespace()
         body = bytes(PARCEL_BYTES)
@@ -86,6 +92,13 @@ def test_a_line_is_filled_though_answers_take_long(rate: float, answer_s: float)
     assert share > 0.6
 
 
+@pytest.mark.parametrize("answer_s", [0.3, 0.8])
+def test_a_line_is_filled_though_answers_take_long_when_bytes_do_not(answer_s: float) -> None:
+    """Of a machine that has much to do."""
+    [_, (share, _)] = over(Phase(60, FAST, answer_s), Phase(30, FAST, answer_s), sees_left=True)
+    assert share > 0.6
+
+
 def test_where_answers_come_soon_there_are_seldom_more_lanes_than_usual() -> None:
     """Each lane more makes others' packets wait, or has them lost."""
     [(share, lanes)] = over(Phase(120, SLOW, 0.04))
@@ -102,15 +115,33 @@ def test_lanes_found_on_a_slow_line_are_gone_once_it_is_fast() -> None:
     assert sorted(lanes)[len(lanes) * 3 // 4] == 2
 
 
+def test_lanes_found_go_though_a_line_became_so_slow_that_no_trial_tells_anything() -> None:
+    """A trial that told nothing left them as they were, and the next one was due at once: so for good."""
+    _, (_, lanes) = over(Phase(150, SLOW, 1.5), Phase(200, SLOW / 3, 0.04))
+    assert max(lanes[100:]) <= 4, lanes
+
+
+def test_a_line_that_became_slow_between_trials_is_not_tried_with_lanes_of_what_it_was() -> None:
+    """It had twice as many as when it was five times as fast, for twenty seconds."""
+    line = Line(rate=4000.0, lane_rate=1000.0, most=400)
+    line.goes(60)
+    before = line.goes(10)[-1]
+    line.lanes.forget(line.now)
+    line.now += 300.0
+    line.rate = 800.0
+    assert max(line.goes(30)) <= before
+    assert max(line.goes(30)[5:]) <= 16
+
+
 class Line:
     """What goes in a second is what its lanes bring, up to its rate; measured with noise, and averaged as a `Meter`
     does."""
 
-    def __init__(self, rate: float, lane_rate: float, *, noise: float = 0.0, most: int = 64) -> None:
+    def __init__(self, rate: float, lane_rate: float, *, noise: float = 0.0, most: int = 64, seed: int = 7) -> None:
         self.rate, self.lane_rate = rate, lane_rate
         self.lanes = Lanes(lambda rate: max(2, int(rate / 100.0)), most=most)
         self.now, self.bytes_per_s = 0.0, 200.0
-        self._noise, self._chance = noise, random.Random(7)
+        self._noise, self._chance = noise, random.Random(seed)
 
     def goes(self, seconds: int, *, waits: bool = True) -> list[int]:
         """How many lanes there are in each second."""
@@ -163,11 +194,12 @@ def test_a_line_that_became_another_has_the_lanes_of_what_it_is() -> None:
     assert line.goes(15)[-1] <= 4
 
 
-@pytest.mark.parametrize(("noise", "most_often"), [(0.1, 2), (0.3, 4)])
+@pytest.mark.parametrize(("noise", "most_often"), [(0.1, 2), (0.3, 8)])
 def test_rates_that_vary_are_no_reason_for_many_lanes(noise: float, most_often: int) -> None:
-    numbers = sorted(Line(rate=150.0, lane_rate=1000.0, noise=noise).goes(3000))
-    assert numbers[len(numbers) * 9 // 10] <= most_often
-    assert numbers[-1] <= 16
+    """Two are usual. Of twelve lines half have no more than these for nine tenths of the time."""
+    found = [sorted(Line(rate=150.0, lane_rate=1000.0, noise=noise, seed=seed).goes(3000)) for seed in range(12)]
+    assert statistics.median(numbers[len(numbers) * 9 // 10] for numbers in found) <= most_often
+    assert statistics.mean(statistics.mean(numbers) for numbers in found) < 5.0
 
 
 def test_a_trial_that_is_cut_short_waits_for_its_next_time() -> None:

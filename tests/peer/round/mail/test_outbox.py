@@ -371,6 +371,7 @@ def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch
         assert wire.outbox.wanted_bytes_per_s is None
         await measured(wire, 12_500.0, monkeypatch, peer=OTHER)
         await measured(wire, 125_000.0, monkeypatch)
+        wire.outbox._uplink.bytes_per_s = 125_000.0
         wire.open.clear()
         wire.outbox.put(OTHER, parcel(0, SHORTEST_BYTES))
         await settled()
