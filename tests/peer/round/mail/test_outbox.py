@@ -363,6 +363,48 @@ def test_a_message_to_a_slow_line_goes_beside_those_that_fill_the_uplink(monkeyp
     asyncio.run(main())
 
 
+def test_what_an_idle_line_carried_alone_makes_those_that_share_the_uplink_not_narrow() -> None:
+    """Eleven lines of 11 KB/s, and one that once had all 125: all messages went beside the two lanes that there are."""
+
+    async def main() -> None:
+        wire = Wire()
+        wire.outbox._uplink.bytes_per_s = 125_000.0
+        wire.outbox.put(ONE, parcel(0))
+        await wire.finished()
+        wire.open.clear()
+        wire.sent.clear()
+        wire.outbox._lines[ONE].meter.bytes_per_s = 125_000.0
+        peers = [PeerId(f"peer {number}") for number in range(11)]
+        for peer in peers:
+            wire.outbox.put(peer, parcel(0))
+            wire.outbox._lines[peer].meter.bytes_per_s = 11_000.0
+        for peer in peers:
+            wire.outbox.put(peer, parcel(1))
+        await settled()
+        assert len(wire.sent) == LEAST_LANES
+        assert wire.outbox.wanted_bytes_per_s == 125_000.0
+        await wire.finished()
+
+    asyncio.run(main())
+
+
+def test_what_nobody_wants_any_more_tells_nothing_of_the_uplink() -> None:
+    async def main() -> None:
+        wire = Wire()
+        gone: list[int] = []
+        wire.outbox._uplink.gone = lambda num_bytes, now: gone.append(num_bytes)  # type: ignore[method-assign]
+        wire.is_wanted = False
+        wire.outbox.put(ONE, parcel(0))
+        await wire.finished()
+        assert not gone
+        wire.is_wanted = True
+        wire.outbox.put(ONE, parcel(1))
+        await wire.finished()
+        assert gone == [10]
+
+    asyncio.run(main())
+
+
 def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of a tenth of the others' rate is busy for minutes, and leaves nine tenths of the uplink to who joins."""
 
