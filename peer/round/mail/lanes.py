@@ -110,7 +110,8 @@ class Lanes:
             return None
         if trial.num_gone < trial.run_in + trial.lanes:
             self._pause(rate, now)  # a line so slow shows nothing in the time of a trial, and keeps nothing for it
-            self._found = None if trial.fewer else self._found
+            if trial.fewer:
+                self._found = None
             return None
         if trial.reference is None:
             if not trial.fewer and _is_falling(rate, before):

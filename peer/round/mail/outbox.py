@@ -382,8 +382,8 @@ class Outbox:
                     break
                 if num_bytes:
                     line.meter.gone(num_bytes, now)
-                if num_bytes and lane.on_uplink:
-                    self._uplink.gone(num_bytes, now)
+                    if lane.on_uplink:
+                        self._uplink.gone(num_bytes, now)
                 if not self._stays(lane):
                     break
                 self._leaves(lane)
