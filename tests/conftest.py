@@ -71,9 +71,9 @@ def _has_processes(file: Path) -> bool:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests of processes wait longer than they compute."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: tests of processes wait longer than they compute. Long modes compute."""
+    return (os.cpu_count() or 1) + (config.option.markexpr != "soak")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
