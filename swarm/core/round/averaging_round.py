@@ -112,6 +112,7 @@ class AveragingRound:
     _turn: int = -1  # the view in which the present leader's turn began
     _called: dict[PeerId, int] = field(default_factory=dict)  # later views that their leaders have called to
     _turned: dict[PeerId, int] = field(default_factory=dict)  # the views that others have turned to, as they say
+    _views_of: dict[PeerId, int] = field(default_factory=dict)  # and the highest that they are in, as far as is known
     _ahead: dict[PeerId, tuple[int, Contribution | None, Promise | None]] = field(default_factory=dict)
     # What members have committed to later views that this peer leads
     _own_time_view: int = -1  # the last view to which it turned in its own time, or by the run key's word
@@ -147,7 +148,16 @@ class AveragingRound:
         self._reduction = RoundReduction(facts, me, self.sign, self._gone, arrivals=Arrivals(self.waits, facts.phase_s))
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
-            facts, me, self.sign, self._voter, self._reduction, self._patience, self._gone, self._follow, self._accept
+            facts,
+            me,
+            self.sign,
+            self._voter,
+            self._reduction,
+            self._patience,
+            self._gone,
+            self._views_of,
+            self._follow,
+            self._accept,
         )
         while self.leader not in facts.members:
             self.view += 1
@@ -261,7 +271,10 @@ class AveragingRound:
         self.facts.check_promises(view, shown, self.verify, self._voter.changed)
         is_own = view > self.view and sender == self.leader
         is_own = is_own and view <= self._last_own_view
-        out += self._follow_others((sender, *(promise.voter for promise in shown.promises)), view, now)
+        # Who begins its own turn anew has not found its leader gone: it takes nobody to views in between.
+        turned = {sender, *(promise.voter for promise in shown.promises)}
+        self._is_in((sender,), view)
+        out += self._follow_others(turned - {sender} if is_own else turned, view, now)
         if view < self._promised:
             return out + self._news_for(sender, view, now)
         if out or (view > self.view and not is_own):
@@ -299,12 +312,21 @@ class AveragingRound:
         """
         if self.result is not None:
             return []
-        for peer in {*peers} - {self.me}:
+        others = {*peers} - {self.me}
+        self._is_in(others, view)
+        for peer in others:
             self._turned[peer] = max(view, self._turned.get(peer, view))
         ahead = {view for view in self._turned.values() if view > self._promised}
         views = sorted((view for view in ahead if self._is_near(view)), reverse=True)
         highest = next((view for view in views if self._has_company(view)), None)
-        return self._turn_to(highest, now) if highest is not None else []
+        if highest is not None:
+            return self._turn_to(highest, now)
+        return self._lead.count(now) if self._lead.asks("result") else []
+
+    def _is_in(self, peers: Iterable[PeerId], view: int) -> None:
+        """They vote in no view below this one any more."""
+        for peer in peers:
+            self._views_of[peer] = max(view, self._views_of.get(peer, view))
 
     def _has_company(self, view: int) -> bool:
         """Whether one of those in the view, or in a later one, does not lie, of the members that are there."""

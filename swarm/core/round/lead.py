@@ -40,6 +40,8 @@ class RoundLead:
     patience: Patience
     gone: Mapping[PeerId, str]
     """Unreachable and not heard of since, and why."""
+    views_of: Mapping[PeerId, int]
+    """The highest view that others are in, as far as is known."""
     follow: Callable[[Roster, float], Instructions]
     accept: Callable[[Result, float], Instructions]
     is_on: bool = False
@@ -282,7 +284,9 @@ class RoundLead:
             self.ballots.ask_nothing()
             return self._send(roster) + self.follow(roster, now)
         if asked.result is not None:
-            away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), self.me}
+            # Nor is there a vote to come of who has turned to a later view.
+            ahead = {peer for peer, view in self.views_of.items() if view > self.view}
+            away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), *ahead, self.me}
             # Who is known to be late fetches the bytes when it can: others need not stand still for that; nor, once
             # most members have them, for who was left out of this round.
             slow = {*self.facts.late}

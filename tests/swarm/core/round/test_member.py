@@ -39,6 +39,7 @@ from tests.swarm.core.round.round_members import (
     led_roster,
     only,
     others,
+    promise_by,
     proof_by,
     reduced,
     result_of,
@@ -443,13 +444,20 @@ def test_a_leader_goes_on_without_a_silent_members_vote_only_late_and_with_a_quo
     assert (commit.phase, commit.value) == ("commit", asked.value)
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_a_leader_waits_for_the_votes_of_those_alone_who_can_be_reached(is_gone: bool) -> None:
-    _, (leader, second, third, fourth) = facts_and_rounds(4)
+@pytest.mark.parametrize("what", ["votes", "is gone", "has turned", "calls to a view of its own"])
+def test_a_leader_waits_for_the_votes_of_those_alone_who_may_still_vote(what: str) -> None:
+    facts, (leader, second, third, fourth) = facts_and_rounds(4)
     led_roster(leader)
     asked = reduced(leader)
     assert vote(leader, asked, second.me, third.me) == []
-    out = leader.unreachable(fourth.me, now=0.1) if is_gone else vote(leader, asked, fourth.me)
+    if what == "votes":
+        out = vote(leader, asked, fourth.me)
+    elif what == "is gone":
+        out = leader.unreachable(fourth.me, now=0.1)
+    elif what == "has turned":
+        out = leader.on_turned(fourth.me, 1, now=0.1)
+    else:
+        out = leader.on_close(fourth.me, 3, Proof((promise_by(facts, fourth.me, 3),)), now=0.1)
     assert only(out, SendBallot).proposal.phase == "commit"
 
 

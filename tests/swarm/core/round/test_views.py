@@ -487,6 +487,22 @@ def test_a_leader_has_few_later_views_of_its_own_and_none_of_them_buys_time() ->
     assert second.leader != first.me
 
 
+def test_who_begins_its_turn_anew_takes_nobody_to_the_views_in_between() -> None:
+    """It may vote in none of them: where some lie, they may have no quorum without it."""
+    facts, (first, second, third, fourth) = facts_and_rounds(4)
+    third.on_close(first.me, 0, Proof(), now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    assert third.on_turned(second.me, 1, now=0.1) == [], "one is impatient"
+    again = Proof((promise_by(facts, first.me, 4),))
+    commit = only(third.on_close(first.me, 4, again, now=0.2), SendCommit)
+    assert (commit.to, commit.view) == (first.me, 4)
+    fourth.on_close(first.me, 0, Proof(), now=0.0)
+    fourth.contributed(contribution(fourth.me), now=0.0)
+    fourth.on_turned(second.me, 1, now=0.1)
+    commit = only(fourth.on_turned(third.me, 1, now=0.2), SendCommit)
+    assert (commit.to, commit.view) == (second.me, 1), "two have found the leader gone"
+
+
 @pytest.mark.parametrize("num_views", [0, 1, MOST_OWN_TURNS])
 @pytest.mark.parametrize("num_members", [4, 6, 8])
 def test_a_leader_that_calls_to_later_views_of_its_own_and_is_silent_is_given_up(
