@@ -152,6 +152,8 @@ def pytest_collection(session: pytest.Session) -> None:
         import torch
 
         torch.set_num_threads(1)
+        # Autograd counts the devices there are once, before it first goes backward, as some files do when imported.
+        import_module("tests.pretend_device")
     if "PYTEST_XDIST_WORKER" in os.environ and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         number, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{of}"].removeprefix("gw")) for of in ("", "_COUNT"))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
