@@ -20,7 +20,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
-from peer.stage.events import MemberGone, OffChain, StepClosed
+from peer.stage.events import MemberBack, MemberGone, OffChain, StepClosed
 from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance, OffChainError
@@ -415,6 +415,12 @@ class RoundDriver:
         state = self._steps.open_step(event.step)
         if state is not None and state.round is not None:
             self.carry_out(state, state.round.unreachable(event.peer, now=time.monotonic()))
+
+    def member_back(self, event: MemberBack) -> None:
+        """It is told how open steps' rounds stand, by who leads them."""
+        for state in list(self._steps.open.values()):
+            if state.round is not None:
+                self.carry_out(state, state.round.is_back(event.peer, now=time.monotonic()))
 
     def log_round(self, state: StepState) -> None:
         """Nothing that is signed from now on leaves before the round and its reconfiguration are on disk."""

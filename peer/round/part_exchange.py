@@ -27,7 +27,7 @@ from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.work import ContributionEncoder, PartReducer
-from peer.stage.events import Overtaken, VersionTurned
+from peer.stage.events import MemberBack, Overtaken, VersionTurned
 from peer.state.replica import Accumulation
 from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.encoded import VectorCodec
@@ -165,7 +165,11 @@ class PartExchange:
             parcel = Parcel(state, "reduced", head, body, reduced.part, reduced)
             self._outbox.put(peer, parcel, is_last=peer in done_without)
 
-    async def _send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
+    def member_back(self, event: MemberBack) -> None:
+        """What could not be brought to it is sent now."""
+        self._outbox.back(event.peer)
+
+    async def _send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int | None:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
         if not parcels:
             return 0
@@ -178,10 +182,13 @@ class PartExchange:
         }
         state = parcels[0].state
         bodies = tuple(parcel.body for parcel in parcels)
-        reply = await self._mail.send(state, peer, meta, bodies, way)
-        if state.round is not None and reply is not None:
+        may_be_there = any(parcel.may_be_there for parcel in parcels)
+        reply = await self._mail.send(state, peer, meta, bodies, way, may_be_there)
+        if reply is None:
+            return None if self._mail.waits_for(peer) else 0
+        if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
-        return 0 if reply is None or reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)
+        return 0 if reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)
 
     def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
         """By the roster that is followed now: whether the peer reduces the contribution's part, and the contribution is

@@ -1,12 +1,13 @@
 """Which members of the stage are there: who does not answer is left out, or its leading passed on."""
 
+import asyncio
 import math
 import time
 from collections import Counter, deque
 
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
-from peer.stage.events import MemberGone, PeerLost
+from peer.stage.events import MemberBack, MemberGone, PeerLost
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step, Version
@@ -17,6 +18,8 @@ from swarm.network.transport import Message
 PING_S, PING_FACTOR = 2.0, 4.0
 """A ping is waited for so many times as long as small calls to that member lately took, and at least so many seconds:
 on a full line they wait behind what is under way, and its member is not gone."""
+LOOK_AGAIN_S = 5.0
+"""Between two looks whether a member for which something waits is back."""
 ROUNDS_LOOKED_AT, IN_VAIN = 8, 2
 """Whoever was waited for in vain in so many of the last rounds is not waited for."""
 
@@ -29,6 +32,7 @@ class Presence:
         self._context = steps.context
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
+        self._looked_for: set[PeerId] = set()
         self._heard_at: dict[PeerId, float] = {}
         """When something of the round last came from a member, or was answered by it."""
         self._ping_s: dict[PeerId, AdaptiveDeadline] = {}
@@ -61,7 +65,31 @@ class Presence:
     def heard_of(self, peer: PeerId) -> None:
         """Something of the round has come from it, or was answered: it is not gone."""
         self._heard_at[peer] = time.monotonic()
-        self._gone.pop(peer, None)
+        self._is_back(peer)
+
+    def _is_back(self, peer: PeerId) -> None:
+        if self._gone.pop(peer, None) is not None:
+            self._context.events.publish(MemberBack(peer))
+
+    def seems_gone(self, peer: PeerId) -> bool:
+        """Whether it did not answer, and nothing was heard of it since."""
+        return peer in self._gone
+
+    def look_for(self, peer: PeerId) -> None:
+        """Something waits for it: ask now and then whether it is back. Where a line was cut off, who is at its one end
+        thinks the others gone, and the others think so of it: each would wait for the other's word."""
+        if peer not in self._looked_for:
+            self._looked_for.add(peer)
+            self._context.tasks.spawn(self._look_until_back(peer))
+
+    async def _look_until_back(self, peer: PeerId) -> None:
+        try:
+            while self.seems_gone(peer):
+                await asyncio.sleep(LOOK_AGAIN_S)
+                if self.seems_gone(peer) and not await self.is_gone(peer):
+                    self.heard_of(peer)
+        finally:
+            self._looked_for.discard(peer)
 
     def answered(self, peer: PeerId, *, within_s: float) -> None:
         """A small call to it took so long."""
@@ -123,4 +151,4 @@ class Presence:
         self._ping_s = {peer: patience for peer, patience in self._ping_s.items() if peer in members}
         for peer, version in list(self._gone.items()):
             if peer not in self._steps.chain.members or (peer in heard and int(step) > version):
-                del self._gone[peer]
+                self._is_back(peer)

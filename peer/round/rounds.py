@@ -24,7 +24,7 @@ from peer.round.step_progress import ProgressCalls
 from peer.round.step_state import StepSheets, StepState
 from peer.round.taking import StepTaking
 from peer.stage.context import StageContext
-from peer.stage.events import MemberGone, PeerLost, VersionTurned
+from peer.stage.events import MemberBack, MemberGone, PeerLost, VersionTurned
 from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
@@ -108,6 +108,7 @@ class StageRounds:
         )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)
+        events.hear(MemberBack, self._driver.member_back, parts.member_back)
         events.hear(VersionTurned, parts.turned, self._turned)
 
     # -- life ---------------------------------------------------------------------------------------------

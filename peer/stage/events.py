@@ -93,6 +93,13 @@ class MemberGone:
 
 
 @dataclass(frozen=True)
+class MemberBack:
+    """A member of this stage that did not answer does again, or nobody asks any more whether it does."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class StateFault:
     """This peer's own state is not the stage's, from a version on."""
 

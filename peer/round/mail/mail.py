@@ -43,6 +43,12 @@ class RoundMail:
         for peer in to:
             self._context.tasks.spawn(self.send(state, peer, meta))
 
+    def waits_for(self, peer: PeerId) -> bool:
+        """Whether a member to which nothing could be brought may still be back: then it is told (`MemberBack`)."""
+        if self._presence.seems_gone(peer):
+            self._presence.look_for(peer)
+        return self._presence.seems_gone(peer)
+
     def heard(self, peer: PeerId) -> None:
         """A member has sent something of an open step's round."""
         self._presence.heard_of(peer)
@@ -54,16 +60,18 @@ class RoundMail:
         meta: dict[str, Value],
         bodies: tuple[Bytes, ...] = (),
         way: OnItsWay | None = None,
+        may_be_there: bool = False,
     ) -> Message | None:
         """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
         it did not take it. `way` is told before its bytes go, and when they are there, each time.
 
-        Bodies of which it is not known whether they came are asked after before they are sent again.
+        Bodies of which it is not known whether they came are asked after before they are sent again, and before they
+        are sent at all if they `may_be_there`.
         """
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
-        num_bytes, may_be_there, pauses_s = sum(map(len, bodies)), False, resend_pauses_s()
+        num_bytes, is_sent, pauses_s = sum(map(len, bodies)), False, resend_pauses_s()
         while self._steps.is_open(state):
             asked_at = time.monotonic()
             try:
@@ -78,6 +86,7 @@ class RoundMail:
                     whole = Message(asked, more=bodies, on_left=way.left if way is not None else None)
                     if way is not None:
                         way.leaves()
+                    is_sent = True
                     reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)
@@ -95,7 +104,7 @@ class RoundMail:
                 await asyncio.sleep(next(pauses_s))
                 continue
             else:
-                state.sent_bytes += num_bytes
+                state.sent_bytes += num_bytes if is_sent else 0
                 if num_bytes:
                     self._presence.heard_of(peer)
                 else:

@@ -105,9 +105,34 @@ class _Line:
     """What is under way is to who is no member any more: it has no share of the uplink."""
     is_last: bool = False
     """The step does without its peer: all that others wait for goes first."""
+    is_away: bool = False
+    """Its peer does not answer."""
+    kept: deque["Parcel"] = field(default_factory=deque)
+    """What is sent once it does."""
     share: int = 0
     """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
     the uplink is in."""
+
+    def put(self, parcel: "Parcel") -> None:
+        if self.is_away:
+            self.kept.append(replace(parcel, may_be_there=True))
+        else:
+            self.waiting.append(parcel)
+            self.waiting_bytes += len(parcel.body)
+
+    def put_off(self, given_up: list["Parcel"]) -> None:
+        """Its peer is away. It may have got these all the same, and may have the others of somebody else once it is
+        back."""
+        self.is_away = True
+        again, self.kept, self.waiting, self.waiting_bytes = [*given_up, *self.kept, *self.waiting], deque(), deque(), 0
+        for parcel in again:
+            self.put(parcel)
+
+    def back(self) -> None:
+        self.is_away = False
+        kept, self.kept = self.kept, deque()
+        for parcel in kept:
+            self.put(parcel)
 
     @property
     def pace(self) -> Pace:
@@ -153,6 +178,8 @@ class Parcel:
     """Which part it is, if it is none of a contribution."""
     fragment: Fragment | None = None
     """Which fragment of it the body is; None: it is whole."""
+    may_be_there: bool = False
+    """It was sent, or could not be for long: its peer is asked whether it has it."""
 
     def goes_with(self, other: "Parcel") -> bool:
         is_whole = self.fragment is None and other.fragment is None
@@ -190,10 +217,11 @@ class _Lane:
         self.on_uplink = False
 
     def end(self, now: float) -> None:
-        self.line.meter.end(now)
+        ended = Meter.hangs if self.line.is_away else Meter.end
+        ended(self.line.meter, now)
         if self.on_uplink and not self.line.is_over:
             self.line.on_uplink -= 1
-            self.uplink.end(now)
+            ended(self.uplink, now)
 
 
 class OnItsWay(NamedTuple):
@@ -205,8 +233,8 @@ class OnItsWay(NamedTuple):
     """They are there, and its answer is not, if that can be seen."""
 
 
-Send = Callable[[PeerId, list[Parcel], OnItsWay], Awaitable[int]]
-"""The bytes that went: none where nobody wants them any more."""
+Send = Callable[[PeerId, list[Parcel], OnItsWay], Awaitable[int | None]]
+"""The bytes that went: 0 where nobody wants them any more; None: their peer does not answer, and may again."""
 
 
 class Outbox:
@@ -240,9 +268,15 @@ class Outbox:
         """Send this once what was put before is sent or under way; `is_last`: and nothing waits for anybody else."""
         line = self._lines.setdefault(peer, _Line(self._first_pace))
         line.is_last = is_last
-        line.waiting.append(parcel)
-        line.waiting_bytes += len(parcel.body)
+        line.put(parcel)
         self._begin()
+
+    def back(self, peer: PeerId) -> None:
+        """Something is heard of it: what waits for it goes."""
+        line = self._lines.get(peer)
+        if line is not None and line.is_away:
+            line.back()
+            self._begin()
 
     def keep(self, peers: Container[PeerId], is_open: Callable[[StepState], bool]) -> None:
         """A step is over, and these are the next one's members: forget the lines to anyone else, and what waits of
@@ -255,6 +289,7 @@ class Outbox:
         for peer in [peer for peer in self._lines if peer not in peers]:
             line = self._lines.pop(peer)
             line.waiting.clear()
+            line.kept.clear()
             line.waiting_bytes, line.is_over = 0, True
             self._leaving -= line.leaving
             for _ in range(line.on_uplink):
@@ -262,6 +297,7 @@ class Outbox:
         for line in self._lines.values():
             line.waiting = deque(one for one in line.waiting if is_open(one.state))
             line.waiting_bytes = sum(len(one.body) for one in line.waiting)
+            line.kept = deque(one for one in line.kept if is_open(one.state))
         self._begin()
 
     def _begin(self) -> None:
@@ -380,6 +416,9 @@ class Outbox:
                 num_bytes, now = await self._send_off(peer, together, lane), time.monotonic()
                 if line.is_over:
                     break
+                if num_bytes is None:
+                    line.put_off(together)
+                    break
                 if num_bytes:
                     line.meter.gone(num_bytes, now)
                     if lane.on_uplink:
@@ -394,8 +433,8 @@ class Outbox:
             if not line.is_over:
                 self._begin()
 
-    async def _send_off(self, peer: PeerId, together: list[Parcel], lane: _Lane) -> int:
-        """The bytes that went. When they are there, or should they hang, others have this lane's share."""
+    async def _send_off(self, peer: PeerId, together: list[Parcel], lane: _Lane) -> int | None:
+        """As `Send`. When they are there, or should they hang, others have this lane's share."""
 
         def left() -> None:
             self._has_left(lane)

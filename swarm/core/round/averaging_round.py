@@ -130,6 +130,8 @@ class AveragingRound:
     """Which leaders were told of which members that they are there: in which view first, and when."""
     _named_by: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # who tells this peer, as leader, of whom
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
+    _owed_since: float = -math.inf
+    _bytes_due: float = math.inf  # when it looks whose parts of that come no more
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
@@ -211,7 +213,8 @@ class AveragingRound:
         """When `tick` wants to be called next."""
         if self.finished:
             return None
-        times = (self._patience.due, self._reduction.due, self._lead.relief_due, self._votes_from)
+        bytes_due = self._bytes_due if self._owed is not None else None
+        times = (self._patience.due, self._reduction.due, self._lead.relief_due, self._votes_from, bytes_due)
         return min((due for due in times if due is not None), default=None)
 
     # -- close and commit ---------------------------------------------------------------------------------
@@ -605,8 +608,11 @@ class AveragingRound:
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
             owes = self._is_unproved(proposal, now)
-            out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None, now=now)
+            asked_at = now if self._owed is None else None
+            out = self._reduction.fetch_missing(proposal.result, asked_at=asked_at, now=now)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
+            if self._owed is None:
+                self._owed_since, self._bytes_due = now, now + self._reduction.arrivals.window_s
             self._owed = (sender, proposal)
         elif self._is_without_me(proposal):
             out = self._say_here(now)
@@ -1022,6 +1028,9 @@ class AveragingRound:
         owed, votes_from = self._owed, self._votes_from
         if owed is not None and votes_from is not None and now >= votes_from:
             out += self._cast(*owed)
+        elif owed is not None and owed[1].result is not None and now >= self._bytes_due:
+            self._bytes_due = now + self._reduction.arrivals.window_s
+            out += self._reduction.fetch_missing(owed[1].result, asked_at=self._owed_since, now=now)
         if self._reduction.due is not None and now >= self._reduction.due:
             out += self._look(now)
         relief_due = self._lead.relief_due

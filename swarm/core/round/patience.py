@@ -144,10 +144,19 @@ class Arrivals:
         """Whether bytes were, a moment ago."""
         return now < self._heard.get(peer, -math.inf) + self._moment_s
 
+    @property
+    def window_s(self) -> float:
+        """So long nothing need come of a member that sends."""
+        return max(self.waits.silence_s, self._moment_s)
+
+    def is_silent(self, peer: PeerId, *, since: float, now: float) -> bool:
+        """Whether nothing came of it in such a time, of which it had one at least `since` then."""
+        return now >= max(since, self._heard.get(peer, -math.inf)) + self.window_s
+
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
-        window_s = max(self.waits.silence_s, self._moment_s)
-        alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + window_s)
+        heard_at = max(self._began, self._heard.get(peer, -math.inf))
+        alive_until = max(self._began + self.phase_s, heard_at + self.window_s)
         limits = [alive_until, self.ends_at]
         if self._most_at is not None:
             is_waited_for = peer not in self.waits.not_waited_for

@@ -358,23 +358,25 @@ class RoundReduction:
 
     # -- the result's bytes -------------------------------------------------------------------------------
 
-    def fetch_missing(self, result: Result, *, but_coming: bool = False, now: float) -> Instructions:
+    def fetch_missing(self, result: Result, *, asked_at: float | None = None, now: float) -> Instructions:
         """But for what several reducers are sending at once: then the own line holds it up, and what one slow reducer
-        sends is fetched from others. `but_coming`: nothing need have come yet: a ballot is small, and overtakes the
-        parts on a slow link. Whoever has taken a part over may have had it from its reducer, who sends it to nobody any
-        more: nothing comes of that."""
+        sends is fetched from others. `asked_at`: a ballot came then for the first time, which is small, and overtakes
+        the parts on a slow link: but for what reducers send that need not have been heard of since. Whoever has taken a
+        part over may have had it from its reducer, who sends it to nobody any more: nothing comes of that."""
         roster, own = result.roster, result.roster.cohort_of[self.me]
         followed = self.roster is not None and self.roster.rank == roster.rank
         out: Instructions = []
         wanted = self.parts.lacking(result) if self.is_over else self.parts.unproved(result)
         reducers = {roster.reducer_of(reduced.part, own) for reduced in wanted if not reduced.is_empty}
         moving = {peer for peer in reducers if self.arrivals.is_moving(peer, now=now)}
-        coming = reducers if but_coming else moving if len(moving) > 1 else set()
+        coming = moving if len(moving) > 1 else set()
+        if asked_at is not None:
+            coming = {peer for peer in reducers if not self.arrivals.is_silent(peer, since=asked_at, now=now)}
         for reduced in wanted:
             if reduced.is_empty:
                 continue
             reducer, combiner = roster.reducer_of(reduced.part, own), roster.combiner_of(reduced.part)
-            comes = reducer in coming and not (but_coming and reduced.part in self._taken_over)
+            comes = reducer in coming and not (asked_at is not None and reduced.part in self._taken_over)
             if comes and followed and reducer not in self.gone:
                 continue
             near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)

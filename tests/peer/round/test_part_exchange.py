@@ -140,7 +140,7 @@ class Scene:
         self.state.round = self.machine = Machine([bulk_digest(body) for body in GOOD])
         screens: Any = SimpleNamespace(check_part=lambda *args, **named: None)
         self.sent: list[Any] = []
-        mail: Any = SimpleNamespace(send=self._send)
+        mail: Any = SimpleNamespace(send=self._send, waits_for=lambda peer: False)
         self.exchange = PartExchange(steps, mail, screens)
 
     async def _send(
@@ -724,7 +724,7 @@ class Forgetful:
         return Message({"status": "ok"})
 
 
-async def sent(transport: Forgetful) -> int:
+async def sent(transport: Forgetful, *, may_be_there: bool = False) -> int:
     """How many bytes count as sent."""
     deadlines = SimpleNamespace(call_s=1.0)
     context = SimpleNamespace(transport=transport, settings=SimpleNamespace(deadlines=deadlines))
@@ -737,7 +737,7 @@ async def sent(transport: Forgetful) -> int:
     logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     logged.set_result(None)
     state: Any = SimpleNamespace(step=3, logged=logged, sent_bytes=0)
-    await RoundMail(steps, presence).send(state, OTHER, {"kind": "parts"}, (BODY,))
+    await RoundMail(steps, presence).send(state, OTHER, {"kind": "parts"}, (BODY,), may_be_there=may_be_there)
     return int(state.sent_bytes)
 
 
@@ -747,6 +747,12 @@ def test_bytes_that_came_are_not_sent_again(status: str, kinds: list[str]) -> No
     assert asyncio.run(sent(transport)) == len(BODY)
     assert transport.kinds == kinds
     assert transport.carried == kinds.count("parts") * len(BODY)
+
+
+def test_what_was_given_up_before_is_asked_after_and_not_sent_twice() -> None:
+    transport = Forgetful("held")
+    asyncio.run(sent(transport, may_be_there=True))
+    assert transport.kinds == ["held"]
 
 
 def test_a_call_that_fails_at_once_is_not_made_again_and_again_in_the_same_moment() -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import peer.round.presence
-from peer.round.mail.mail import ROUND
+from peer.round.mail.mail import ROUND, RoundMail
 from peer.round.presence import PING_FACTOR, Presence
 from peer.round.step_progress import PROGRESS
 from peer.round.taking import round_phase
+from peer.stage.events import MemberBack, MemberGone
+from peer.stage.tasks import Tasks
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Handler, Message, TransportAround
 from swarm.witness_service import WITNESS
@@ -187,6 +189,14 @@ def test_a_stage_goes_on_when_its_leader_lives_and_begins_no_round(tmp_path: Pat
 
 
 OTHER = PeerId("other")
+STATE: Any = SimpleNamespace(
+    step=Step(3),
+    leader=OTHER,
+    round=SimpleNamespace(view=1),
+    view=1,
+    progress=SimpleNamespace(lost=lambda peer: None),
+    dirty=asyncio.Event(),
+)
 LONG_CALL_S = 100.0
 
 
@@ -205,10 +215,23 @@ class Silent:
         raise UnreachableError("no answer")
 
 
-def presence_on(transport: Silent) -> Presence:
-    settings = SimpleNamespace(deadlines=SimpleNamespace(call_s=LONG_CALL_S))
+def presence_on(
+    transport: Silent, tasks: Tasks | None = None, tell: Callable[[object], None] | None = None
+) -> Presence:
+    context = SimpleNamespace(
+        transport=transport,
+        settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=LONG_CALL_S)),
+        tasks=tasks,
+        events=SimpleNamespace(publish=tell),
+        me=PeerId("me"),
+    )
     steps: Any = SimpleNamespace(
-        context=SimpleNamespace(transport=transport, settings=settings), may_join=lambda peer: True
+        context=context,
+        may_join=lambda peer: True,
+        is_open=lambda state: True,
+        asks_no_more=lambda peer: None,
+        version=3,
+        chain=SimpleNamespace(stage=0),
     )
     return Presence(steps)
 
@@ -236,6 +259,38 @@ def test_a_ping_waits_as_long_as_small_calls_to_that_member_took() -> None:
         presence.answered(OTHER, within_s=4.0)
     asyncio.run(presence.is_gone(OTHER))
     assert PING_FACTOR * 4.0 <= silent.waited_s[1] <= LONG_CALL_S
+
+
+def test_a_member_for_which_something_waits_is_asked_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a line was cut, those at both its ends thought the others gone, and each waited for the others' word."""
+    monkeypatch.setattr(peer.round.presence, "LOOK_AGAIN_S", 0.01)
+    told: list[object] = []
+
+    class Returning(Silent):
+        async def call(
+            self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+        ) -> Message:
+            if len(self.waited_s) < 3:
+                return await super().call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+            return Message({"stage": 0})
+
+    async def main() -> None:
+        silent, tasks = Returning(), Tasks(StageIndex(0))
+        presence = presence_on(silent, tasks, told.append)
+        presence.unreachable(STATE, OTHER)
+        mail = RoundMail(presence._steps, presence)
+        assert mail.waits_for(OTHER)
+        assert mail.waits_for(OTHER), "one asks for all that waits"
+        assert not mail.waits_for(PeerId("another"))
+        async with asyncio.timeout(10.0):
+            while presence.seems_gone(OTHER):
+                await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=0.01)
+        assert len(silent.waited_s) == 3
+        assert not mail.waits_for(OTHER)
+        await tasks.stop()
+
+    asyncio.run(main())
+    assert told == [MemberGone(STATE.step, OTHER), MemberBack(OTHER)]
 
 
 def test_nobody_turns_to_the_next_leader_sooner_than_its_word_may_take() -> None:

@@ -40,15 +40,18 @@ class Wire:
         self.open = asyncio.Event()
         self.now = 0.0
         self.is_wanted = True
+        self.away: set[PeerId] = set()
         self.outbox = Outbox(self.spawn, self.send, first_pace=FIRST_PACE)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
 
-    async def send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int:
+    async def send(self, peer: PeerId, parcels: list[Parcel], way: OnItsWay) -> int | None:
         self.sent.append((peer, parcels))
         self.ways.append(way)
         await self.open.wait()
+        if peer in self.away:
+            return None
         return sum(len(one.body) for one in parcels) if self.is_wanted else 0
 
     async def finished(self) -> None:
@@ -189,6 +192,57 @@ def test_few_are_under_way_to_each_peer_and_none_waits_for_another_peer() -> Non
         await wire.finished()
         for peer in (ONE, OTHER):
             assert [numbers(parcels)[0] for to, parcels in wire.sent if to == peer] == list(range(20))
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_brought_is_sent_once_its_peer_is_back() -> None:
+    """A line was cut for a minute, and thousands of parcels were given up in the second in which no call could be made:
+    the round waited four minutes for them."""
+
+    async def main() -> None:
+        wire = Wire()
+        wire.away.add(ONE)
+        most = FIRST_PACE.lanes + 12
+        for number in range(most - 2):
+            wire.outbox.put(ONE, parcel(number, MESSAGE_BYTES))
+        await asyncio.sleep(0)
+        await wire.finished()
+        assert len(wire.sent) == FIRST_PACE.lanes, "no more is tried than was under way"
+        wire.outbox.put(ONE, parcel(most - 2, MESSAGE_BYTES))
+        wire.outbox.put(ONE, parcel(most - 1, MESSAGE_BYTES, state=SimpleNamespace()))
+        wire.outbox.put(OTHER, parcel(most))
+        await wire.finished()
+        assert [peer for peer, _ in wire.sent[FIRST_PACE.lanes :]] == [OTHER]
+        assert wire.outbox._leaving == wire.outbox._uplink.busy == 0
+        wire.outbox.keep({ONE, OTHER}, is_open)
+        wire.outbox.back(OTHER)
+        wire.away.clear()
+        wire.sent.clear()
+        wire.outbox.back(ONE)
+        wire.outbox.back(ONE)
+        await wire.finished()
+        assert sorted(number for _, parcels in wire.sent for number in numbers(parcels)) == [*range(most - 1)]
+        assert all(one.may_be_there for _, parcels in wire.sent for one in parcels)
+        wire.outbox.put(ONE, parcel(99))
+        await wire.finished()
+        (peer, (last,)) = wire.sent[-1]
+        assert (peer, last.may_be_there) == (ONE, False)
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_who_is_away_and_is_no_member_any_more_is_forgotten() -> None:
+    async def main() -> None:
+        wire = Wire()
+        wire.away.add(ONE)
+        wire.outbox.put(ONE, parcel(0))
+        await wire.finished()
+        wire.outbox.keep({OTHER}, is_open)
+        wire.away.clear()
+        wire.outbox.back(ONE)
+        await wire.finished()
+        assert len(wire.sent) == 1
 
     asyncio.run(main())
 

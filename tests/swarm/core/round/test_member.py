@@ -399,6 +399,21 @@ def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_ag
     assert only(second.on_reduced(third.me, result.parts[-1], now=0.3), SendVote).vote.voter == second.me
 
 
+def test_what_a_reducer_stopped_sending_is_fetched_before_the_leader_asks_again() -> None:
+    """It waits as long for a vote as the step took so far: minutes, where a reducer had given up what it was to send."""
+    facts, (first, second, third, fourth) = facts_and_rounds(4)
+    roster = roster_of(facts, reducers=(third.me, fourth.me, third.me))
+    second.on_roster(first.me, roster, now=0.0)
+    window_s = second._reduction.arrivals.window_s
+    assert second.on_ballot(first.me, asked_result(facts, result_of(facts, roster)), now=1.0) == []
+    second.moved(fourth.me, now=1.5)
+    looks = []
+    while (now := second.deadline) is not None and len(looks) < 2:
+        if has(out := second.tick(now=now), FetchPart):
+            looks.append((now, [one.part for one in out if isinstance(one, FetchPart)]))
+    assert looks == [(1.0 + window_s, [0, 2]), (1.0 + 2 * window_s, [0, 1, 2])]
+
+
 def test_a_part_that_came_to_another_reducer_is_fetched_at_once() -> None:
     """That one may have it of the one before, who sends it to nobody any more: its voters waited for nothing."""
     facts, (first, second, third) = facts_and_rounds(3)

@@ -281,7 +281,7 @@ def test_for_votes_on_a_result_that_a_quorum_has_nobody_is_waited_for_as_long_ag
     assert vote(leader, asked, *others(leader)[:-1]) == [], "one may still fetch the bytes"
     assert leader.deadline == 2 * PHASE_S
     assert not has(member.on_ballot(leader.me, asked, now=0.0), SendVote), "it has no bytes yet"
-    assert member.deadline == 4 * PHASE_S
+    assert member._patience.due == 4 * PHASE_S
     assert only(leader.tick(now=leader.deadline), SendBallot).proposal.phase == "commit"
 
 
@@ -402,14 +402,14 @@ def test_a_leader_that_asks_and_asks_for_a_result_that_its_reducers_did_not_sign
     facts, (first, second, _) = facts_and_rounds(3)
     result = result_of(facts, roster_of(facts))
     second.on_ballot(first.me, asked_result(facts, result), now=0.0)
-    due = second.deadline
+    due = second._patience.due
     assert due is not None
     for asked in range(1, 4):
         second.on_ballot(first.me, asked_result(facts, result), now=asked * PHASE_S)
-        assert second.deadline == due
+        assert second._patience.due == due
     second.part_fetched(result.parts[0], now=3 * PHASE_S)
-    assert second.deadline is not None
-    assert second.deadline > due, "what comes does"
+    assert second._patience.due is not None
+    assert second._patience.due > due, "what comes does"
 
 
 def others_turned(world: World, liar: Member, lie: str) -> None:
