@@ -183,12 +183,15 @@ class PartExchange:
         state = parcels[0].state
         bodies = tuple(parcel.body for parcel in parcels)
         may_be_there = any(parcel.may_be_there for parcel in parcels)
-        reply = await self._mail.send(state, peer, meta, bodies, way, may_be_there)
-        if reply is None:
+        try:
+            reply = await self._mail.bring(state, peer, meta, bodies, way, may_be_there)
+        except UnreachableError:
             return None if self._mail.waits_for(peer) else 0
+        if reply is None or reply.meta.get("status") in ("over", "held"):
+            return 0
         if state.round is not None:
             state.round.moved(peer, now=time.monotonic())
-        return 0 if reply.meta.get("status") == "over" else sum(len(one.body) for one in parcels)
+        return sum(len(one.body) for one in parcels)
 
     def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
         """By the roster that is followed now: whether the peer reduces the contribution's part, and the contribution is
@@ -588,9 +591,10 @@ class PartExchange:
     def turned(self, event: VersionTurned) -> None:
         """The round is over."""
         self.joiners.turned(event)
+        version = int(event.chain.version)
+        self._outbox.keep(event.chain.members, lambda state: self._steps.is_open(state) and int(state.step) >= version)
         if event.is_next:
             self.rates.end_round()
-            self._outbox.keep(event.chain.members, self._steps.is_open)
 
     # -- fetched ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Presence:
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
         self._looked_for: set[PeerId] = set()
         self._heard_at: dict[PeerId, float] = {}
-        """When something of the round last came from a member, or was answered by it."""
+        """When something last came from a member, or was answered by it."""
         self._ping_s: dict[PeerId, AdaptiveDeadline] = {}
         self._waited_in_vain: deque[frozenset[PeerId]] = deque(maxlen=ROUNDS_LOOKED_AT)
         """Of the last rounds, whose parts were waited for and left out all the same."""
@@ -63,7 +63,7 @@ class Presence:
             return False
 
     def heard_of(self, peer: PeerId) -> None:
-        """Something of the round has come from it, or was answered: it is not gone."""
+        """Something has come from it, or was answered: it is not gone."""
         self._heard_at[peer] = time.monotonic()
         self._is_back(peer)
 

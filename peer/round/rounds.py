@@ -108,7 +108,7 @@ class StageRounds:
         )
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)
-        events.hear(MemberBack, self._driver.member_back, parts.member_back)
+        events.hear(MemberBack, parts.member_back, self._driver.member_back)
         events.hear(VersionTurned, parts.turned, self._turned)
 
     # -- life ---------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class RoundMail:
             self._context.tasks.spawn(self.send(state, peer, meta))
 
     def waits_for(self, peer: PeerId) -> bool:
-        """Whether a member to which nothing could be brought may still be back: then it is told (`MemberBack`)."""
+        """Whether it is told (`MemberBack`) when a member is back to which something could not be brought."""
         if self._presence.seems_gone(peer):
             self._presence.look_for(peer)
         return self._presence.seems_gone(peer)
@@ -53,7 +53,14 @@ class RoundMail:
         """A member has sent something of an open step's round."""
         self._presence.heard_of(peer)
 
-    async def send(
+    async def send(self, state: StepState, peer: PeerId, meta: dict[str, Value]) -> Message | None:
+        """Bring a member a message without bodies, as `bring` does; None also if it is gone."""
+        try:
+            return await self.bring(state, peer, meta)
+        except UnreachableError:
+            return None
+
+    async def bring(
         self,
         state: StepState,
         peer: PeerId,
@@ -62,8 +69,9 @@ class RoundMail:
         way: OnItsWay | None = None,
         may_be_there: bool = False,
     ) -> Message | None:
-        """Bring a member a message of the open step, however often it takes, or find it gone. What it answers; None if
-        it did not take it. `way` is told before its bytes go, and when they are there, each time.
+        """Bring a member a message of the open step, however often it takes. What it answers; None if it did not take
+        it. `way` is told before its bytes go, and when they are there, each time. Raises UnreachableError if it is
+        gone.
 
         Bodies of which it is not known whether they came are asked after before they are sent again, and before they
         are sent at all if they `may_be_there`.
@@ -99,6 +107,7 @@ class RoundMail:
                     await asyncio.sleep(RESEND_S)  # a call may fail at once, again and again
                     continue
                 self._presence.unreachable(state, peer)
+                raise
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
                 log.debug("%s, %d bytes: %s", what, num_bytes, error)
                 await asyncio.sleep(next(pauses_s))

@@ -16,6 +16,7 @@ such would keep an uplink that carries no more nearly idle. Nor does one that ha
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine
@@ -83,6 +84,9 @@ that it comes, should the line have become slow."""
 NARROW = 4.0
 """A line is narrow that carries so many times less than the fastest of those that carry something, or than its share of
 this peer's uplink."""
+AWAY_S = 2.0
+"""Between two times that messages to a peer are tried that does not answer them, however often something is heard of
+it."""
 HANGS_S = 10.0
 """A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
 
@@ -107,6 +111,10 @@ class _Line:
     """The step does without its peer: all that others wait for goes first."""
     is_away: bool = False
     """Its peer does not answer."""
+    away_at: float = -math.inf
+    """When it was found not to."""
+    returns: asyncio.TimerHandle | None = None
+    """It is tried again soon."""
     kept: deque["Parcel"] = field(default_factory=deque)
     """What is sent once it does."""
     share: int = 0
@@ -115,24 +123,33 @@ class _Line:
 
     def put(self, parcel: "Parcel") -> None:
         if self.is_away:
-            self.kept.append(replace(parcel, may_be_there=True))
+            self.kept.append(parcel)
         else:
             self.waiting.append(parcel)
             self.waiting_bytes += len(parcel.body)
 
-    def put_off(self, given_up: list["Parcel"]) -> None:
-        """Its peer is away. It may have got these all the same, and may have the others of somebody else once it is
-        back."""
-        self.is_away = True
-        again, self.kept, self.waiting, self.waiting_bytes = [*given_up, *self.kept, *self.waiting], deque(), deque(), 0
-        for parcel in again:
-            self.put(parcel)
+    def put_off(self, given_up: list["Parcel"], now: float) -> None:
+        """Its peer is away, and did not answer these."""
+        self.is_away, self.away_at = True, now
+        self.kept.extendleft(reversed(given_up))
+        self.kept.extend(self.waiting)
+        self.waiting.clear()
+        self.waiting_bytes = 0
 
     def back(self) -> None:
-        self.is_away = False
-        kept, self.kept = self.kept, deque()
-        for parcel in kept:
-            self.put(parcel)
+        """It may have got all the same what was given up, and may have the rest of somebody else."""
+        self.is_away, self.returns = False, None
+        for parcel in self.kept:
+            self.put(replace(parcel, may_be_there=True))
+        self.kept.clear()
+
+    def forget(self) -> None:
+        """What is under way there is to no member any more."""
+        self.waiting.clear()
+        self.kept.clear()
+        self.waiting_bytes, self.is_over = 0, True
+        if self.returns is not None:
+            self.returns.cancel()
 
     @property
     def pace(self) -> Pace:
@@ -265,7 +282,8 @@ class Outbox:
         """Lines have some."""
 
     def put(self, peer: PeerId, parcel: Parcel, *, is_last: bool = False) -> None:
-        """Send this once what was put before is sent or under way; `is_last`: and nothing waits for anybody else."""
+        """Send this once what was put before is sent or under way, and the peer is there; `is_last`: and nothing waits
+        for anybody else."""
         line = self._lines.setdefault(peer, _Line(self._first_pace))
         line.is_last = is_last
         line.put(parcel)
@@ -274,9 +292,18 @@ class Outbox:
     def back(self, peer: PeerId) -> None:
         """Something is heard of it: what waits for it goes."""
         line = self._lines.get(peer)
-        if line is not None and line.is_away:
+        if line is None or not line.is_away or line.returns is not None:
+            return
+
+        def go() -> None:
             line.back()
             self._begin()
+
+        soon_s = line.away_at + AWAY_S - time.monotonic()
+        if soon_s > 0:
+            line.returns = asyncio.get_running_loop().call_later(soon_s, go)
+        else:
+            go()
 
     def keep(self, peers: Container[PeerId], is_open: Callable[[StepState], bool]) -> None:
         """A step is over, and these are the next one's members: forget the lines to anyone else, and what waits of
@@ -288,9 +315,7 @@ class Outbox:
         now = time.monotonic()
         for peer in [peer for peer in self._lines if peer not in peers]:
             line = self._lines.pop(peer)
-            line.waiting.clear()
-            line.kept.clear()
-            line.waiting_bytes, line.is_over = 0, True
+            line.forget()
             self._leaving -= line.leaving
             for _ in range(line.on_uplink):
                 self._uplink.hangs(now)
@@ -417,7 +442,7 @@ class Outbox:
                 if line.is_over:
                     break
                 if num_bytes is None:
-                    line.put_off(together)
+                    line.put_off(together, now)
                     break
                 if num_bytes:
                     line.meter.gone(num_bytes, now)

@@ -511,7 +511,9 @@ class AveragingRound:
         if self._gone.pop(peer, None) is None:
             return []
         self._news.pop(peer, None)
-        return self._news_for(peer, self.facts.first_view, now) if self.leads else []
+        if not self.leads:
+            return []
+        return self._news_for(peer, self.facts.first_view, now) + self._lead.ask_who_is_back(peer)
 
     def leave_out(self, peer: PeerId, *, now: float) -> Instructions:
         """A member does not show what its contribution was given for: where this peer leads, it is not proposed.

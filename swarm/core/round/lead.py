@@ -309,10 +309,22 @@ class RoundLead:
             return out
         if proposal.result is not None:
             out = self.reduction.fetch_missing(proposal.result, now=now)
-        silent = tuple(peer for peer in self.ballots.voters if peer != self.me and peer not in self.ballots.votes)
-        before = self.ballots.before if proposal.phase == "commit" else None
-        again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
-        return [*out, *again]
+        return out + self._ask_once_more(self.ballots.voters)
+
+    def _ask_once_more(self, voters: Iterable[PeerId]) -> Instructions:
+        """Those of them who have not voted."""
+        proposal = self.ballots.proposal
+        silent = tuple(peer for peer in voters if peer != self.me and peer not in self.ballots.votes)
+        before = self.ballots.before if proposal is not None and proposal.phase == "commit" else None
+        return [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
+
+    def ask_who_is_back(self, peer: PeerId) -> Instructions:
+        """A member seemed gone: what it was asked meanwhile was given up."""
+        if not self.is_on or self.reduction.is_over:
+            return []
+        if self.ballots.proposal is not None:
+            return self._ask_once_more({peer}.intersection(self.ballots.voters))
+        return [] if self.has_roster or peer in self.committed else self._send_close((peer,))
 
     # -- who is left out ----------------------------------------------------------------------------------
 

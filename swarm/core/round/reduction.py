@@ -369,9 +369,11 @@ class RoundReduction:
         wanted = self.parts.lacking(result) if self.is_over else self.parts.unproved(result)
         reducers = {roster.reducer_of(reduced.part, own) for reduced in wanted if not reduced.is_empty}
         moving = {peer for peer in reducers if self.arrivals.is_moving(peer, now=now)}
+        silent: set[PeerId] = set()
         coming = moving if len(moving) > 1 else set()
         if asked_at is not None:
-            coming = {peer for peer in reducers if not self.arrivals.is_silent(peer, since=asked_at, now=now)}
+            silent = {peer for peer in reducers if self.arrivals.is_silent(peer, since=asked_at, now=now)}
+            coming = reducers - silent
         for reduced in wanted:
             if reduced.is_empty:
                 continue
@@ -380,8 +382,9 @@ class RoundReduction:
             if comes and followed and reducer not in self.gone:
                 continue
             near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)
-            # Whoever seems gone is asked last: it may be back.
-            holders = sorted((peer for peer in dict.fromkeys(near) if peer != self.me), key=self.gone.__contains__)
+            # Whoever seems gone, or is silent, is asked last.
+            holders = [peer for peer in dict.fromkeys(near) if peer != self.me]
+            holders.sort(key=lambda peer: peer in self.gone or peer in silent)
             if holders:
                 out.append(FetchPart(reduced.part, reduced.digest, tuple(holders), reduced, roster))
         return out

@@ -140,7 +140,7 @@ class Scene:
         self.state.round = self.machine = Machine([bulk_digest(body) for body in GOOD])
         screens: Any = SimpleNamespace(check_part=lambda *args, **named: None)
         self.sent: list[Any] = []
-        mail: Any = SimpleNamespace(send=self._send, waits_for=lambda peer: False)
+        mail: Any = SimpleNamespace(bring=self._send)
         self.exchange = PartExchange(steps, mail, screens)
 
     async def _send(
@@ -737,7 +737,7 @@ async def sent(transport: Forgetful, *, may_be_there: bool = False) -> int:
     logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     logged.set_result(None)
     state: Any = SimpleNamespace(step=3, logged=logged, sent_bytes=0)
-    await RoundMail(steps, presence).send(state, OTHER, {"kind": "parts"}, (BODY,), may_be_there=may_be_there)
+    await RoundMail(steps, presence).bring(state, OTHER, {"kind": "parts"}, (BODY,), may_be_there=may_be_there)
     return int(state.sent_bytes)
 
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.mail.meter import MOMENT_S, Meter, Turns
 from peer.round.mail.outbox import (
+    AWAY_S,
     LEAST_SHARE,
     SHORTEST_BYTES,
     UNSURE_BYTES,
@@ -196,9 +199,10 @@ def test_few_are_under_way_to_each_peer_and_none_waits_for_another_peer() -> Non
     asyncio.run(main())
 
 
-def test_what_cannot_be_brought_is_sent_once_its_peer_is_back() -> None:
+def test_what_cannot_be_brought_is_sent_once_its_peer_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line was cut for a minute, and thousands of parcels were given up in the second in which no call could be made:
     the round waited four minutes for them."""
+    monkeypatch.setattr(outbox, "AWAY_S", 0.0)
 
     async def main() -> None:
         wire = Wire()
@@ -230,6 +234,30 @@ def test_what_cannot_be_brought_is_sent_once_its_peer_is_back() -> None:
         assert (peer, last.may_be_there) == (ONE, False)
 
     asyncio.run(main())
+
+
+def test_who_answers_no_message_and_is_heard_of_all_the_time_is_tried_now_and_then() -> None:
+    unhandled: list[Any] = []
+
+    async def main() -> None:
+        wire = Wire()
+        wire.away.add(ONE)
+        wire.open.set()
+        for number in range(100):
+            wire.outbox.put(ONE, parcel(number, MESSAGE_BYTES))
+        num_sent = []
+        for _ in range(int(10.5 * AWAY_S / 0.01)):
+            wire.outbox.back(ONE)
+            await asyncio.sleep(0.01)
+            num_sent.append(len(wire.sent))
+        assert len(set(num_sent)) == 11
+        assert num_sent[-1] <= 11 * FIRST_PACE.lanes
+        wire.outbox.keep((), is_open)
+        await asyncio.sleep(2 * AWAY_S)
+        assert len(wire.sent) == num_sent[-1], "it is no member any more"
+
+    run_virtually(main, rng=random.Random(0), on_unhandled=unhandled.append)
+    assert not unhandled
 
 
 def test_what_waits_for_who_is_away_and_is_no_member_any_more_is_forgotten() -> None:

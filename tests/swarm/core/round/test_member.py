@@ -400,7 +400,7 @@ def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_ag
 
 
 def test_what_a_reducer_stopped_sending_is_fetched_before_the_leader_asks_again() -> None:
-    """It waits as long for a vote as the step took so far: minutes, where a reducer had given up what it was to send."""
+    """It waits for a vote as long as the step took so far: minutes, where a reducer had given up what it sent."""
     facts, (first, second, third, fourth) = facts_and_rounds(4)
     roster = roster_of(facts, reducers=(third.me, fourth.me, third.me))
     second.on_roster(first.me, roster, now=0.0)
@@ -457,6 +457,24 @@ def test_a_leader_goes_on_without_a_silent_members_vote_only_late_and_with_a_quo
     assert now is not None
     commit = only(leader.tick(now=now), SendBallot).proposal
     assert (commit.phase, commit.value) == ("commit", asked.value)
+
+
+def test_who_is_back_is_asked_what_it_was_asked_meanwhile() -> None:
+    """That was given up: a leader waited for a vote that it had never asked for, as long as the step took so far."""
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    leader.close(reason="full", joins=(), view=0, now=0.0)
+    leader.unreachable(fourth.me, now=0.1)
+    assert only(leader.is_back(fourth.me, now=0.2), SendClose).to == (fourth.me,)
+    assert leader.is_back(fourth.me, now=0.2) == []
+    leader.contributed(contribution(leader.me), now=0.2)
+    for peer in (second.me, third.me):
+        leader.on_commit(peer, 0, contribution(peer), None, None, None, now=0.2)
+    asked = only(leader.on_commit(fourth.me, 0, contribution(fourth.me), None, None, None, now=0.2), SendBallot)
+    leader.unreachable(fourth.me, now=0.3)
+    assert only(leader.is_back(fourth.me, now=0.4), SendBallot) == SendBallot((fourth.me,), asked.proposal)
+    vote(leader, asked.proposal, fourth.me)
+    leader.unreachable(fourth.me, now=0.5)
+    assert not has(leader.is_back(fourth.me, now=0.6), SendBallot), "it has voted"
 
 
 @pytest.mark.parametrize("what", ["votes", "is gone", "has turned", "calls to a view of its own"])
