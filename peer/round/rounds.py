@@ -5,6 +5,7 @@ thread, deadlines on the event loop. Handlers and tasks all run on one event loo
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from verification.round.papers import Bytes
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+SAY_EVERY_S = 60.0
+"""What a round waits for that takes longer."""
 
 
 @dataclass(kw_only=True)
@@ -212,6 +215,7 @@ class StageRounds:
         )
 
     async def _watch_deadlines(self, state: StepState) -> None:
+        said_at = -math.inf
         while self.steps.is_open(state) and state.round is not None:
             now = time.monotonic()
             times = [t for t in (state.round.deadline, state.progress.next_deadline()) if t is not None and t > now]
@@ -222,6 +226,10 @@ class StageRounds:
             self._reports.look_for_the_silent(state)
             self._reports.pass_over_the_idle(state)
             self._driver.carry_out(state, state.round.tick(now=time.monotonic()))
+            since = max(said_at, state.closed_at) if state.closed_at is not None else now
+            if now >= since + SAY_EVERY_S:
+                said_at = now
+                log.info("step %d, view %d: waits for %s", state.step, state.round.view, state.round.waits_for)
 
     async def adopt(self, result: Result, bodies: Sequence[Bytes]) -> None:
         """Take the present step's result from another peer's store; each of its bytes has the digest that it names.

@@ -217,6 +217,17 @@ class AveragingRound:
         times = (self._patience.due, self._reduction.due, self._lead.relief_due, self._votes_from, bytes_due)
         return min((due for due in times if due is not None), default=None)
 
+    @property
+    def waits_for(self) -> str:
+        """In words, for whoever wonders why it takes so long."""
+        if self.result is not None:
+            return f"bytes of {len(self.parts.lacking(self.result))} parts of the outcome"
+        owed = self._owed[1].result if self._owed is not None else None
+        if owed is not None:
+            return f"bytes or words of {len(self.parts.unproved(owed))} parts of the result, to vote for it"
+        leads = self._lead.waits_for if self._lead.is_on else f"the word of its leader {self.leader[-6:]}"
+        return "; ".join(filter(None, (self._reduction.waits_for, leads)))
+
     # -- close and commit ---------------------------------------------------------------------------------
 
     def close(

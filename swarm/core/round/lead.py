@@ -25,6 +25,11 @@ MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
 
 
+def names_of(peers: Iterable[PeerId]) -> str:
+    """The ends of their ids."""
+    return ", ".join(peer[-6:] for peer in peers)
+
+
 @dataclass
 class RoundLead:
     """The leader's side of the view that one member leads, if it leads one.
@@ -151,6 +156,19 @@ class RoundLead:
         """Whether the roster that is followed is of the view that is led."""
         roster = self.reduction.roster
         return self.is_on and roster is not None and roster.view == self.view
+
+    @property
+    def waits_for(self) -> str:
+        """In words: whose commitments or votes, or parts reduced by whom."""
+        proposal, roster = self.ballots.proposal, self.reduction.roster
+        if proposal is not None:
+            silent = [peer for peer in self.ballots.voters if peer not in self.ballots.votes]
+            return f"votes on the {proposal.phase} of {names_of(silent)}"
+        if not self.has_roster or roster is None:
+            missing = self._missing()
+            return f"commitments of {names_of(missing)}" if missing else "promises of its view"
+        behind = Counter(roster.combiner_of(part) for part in self.reduction.parts.unreduced(roster))
+        return ", ".join(f"{num} parts reduced by {peer[-6:]}" for peer, num in sorted(behind.items()))
 
     # -- the roster ---------------------------------------------------------------------------------------
 

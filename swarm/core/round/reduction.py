@@ -7,7 +7,7 @@ cohort's reducer aggregates its cohort's contributions to a share in fp32; one o
 shares and encodes the part once, and each of the others hands it on to its cohort.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
@@ -221,6 +221,16 @@ class RoundReduction:
             (made.peer_id, self.sign(Lack.signs(made))) for made in roster.contributions if made.peer_id in given_up
         ]
         return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(words))]
+
+    @property
+    def waits_for(self) -> str:
+        """In words: whose contributions' parts, of those that this peer reduces; nothing if none."""
+        roster = self.roster
+        if roster is None or self.is_over:
+            return ""
+        slots = [slot for slot in self._own_slots(roster) if not self.parts.is_begun(slot)]
+        missing = Counter(peer for slot in slots for peer in self.parts.missing(slot, roster))
+        return ", ".join(f"{num} parts of {peer[-6:]}" for peer, num in sorted(missing.items()))
 
     def _dead(self, roster: Roster) -> set[PeerId]:
         """Who is gone of those whose contributions this peer reduces."""

@@ -459,6 +459,31 @@ def test_a_leader_goes_on_without_a_silent_members_vote_only_late_and_with_a_quo
     assert (commit.phase, commit.value) == ("commit", asked.value)
 
 
+def test_what_a_round_waits_for_is_said_in_words() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+
+    def ends(*machines: AveragingRound) -> str:
+        return ", ".join(sorted(machine.me[-6:] for machine in machines))
+
+    assert second.waits_for == f"the word of its leader {ends(leader)}"
+    _, (closing, *_) = facts_and_rounds(3)
+    closing.close(reason="full", joins=(), view=0, now=0.0)
+    assert set(closing.waits_for.removeprefix("commitments of ").split(", ")) == {*ends(second, third).split(", ")}
+    roster = led_roster(leader)
+    own = [part for part in range(facts.num_parts) if roster.combiner_of(part) == leader.me]
+    assert f"{len(own)} parts of {ends(second)}" in leader.waits_for
+    assert f"parts reduced by {ends(second)}" in leader.waits_for
+    asked = reduced(leader)
+    assert leader.waits_for.startswith("votes on the result of ")
+    second.on_roster(leader.me, roster, now=0.1)
+    assert f"parts of {ends(third)}" in second.waits_for
+    second.on_ballot(leader.me, asked, now=0.2)
+    assert second.waits_for == f"bytes or words of {facts.num_parts} parts of the result, to vote for it"
+    assert asked.result is not None
+    second.on_result(certified(facts, asked.result), now=0.3)
+    assert second.waits_for == f"bytes of {facts.num_parts} parts of the outcome"
+
+
 def test_who_is_back_is_asked_what_it_was_asked_meanwhile() -> None:
     """That was given up: a leader waited for a vote that it had never asked for, as long as the step took so far."""
     _, (leader, second, third, fourth) = facts_and_rounds(4)
