@@ -1,6 +1,6 @@
 """Every command that stands in README and docs is known here by a small form, and runs.
 
-Benchmarks take their options and, some here and all in soaks, run with `--smoke`; commands of owners and hosts run in
+Benchmarks take their options and, some here and others in soaks, run with `--smoke`; commands of owners and hosts run in
 one small run of real processes (`test_commands_of_a_run`). What is known by a test runs there.
 """
 
@@ -282,6 +282,7 @@ def test_a_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(24)
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [command for command in SMALL if command not in QUICK])
 def test_a_costly_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:

@@ -456,6 +456,7 @@ def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(2)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", sorted(STAYING))
 def test_demo_of_a_lie_in_the_protocols_own_fields_ends_and_says_what_came_of_it(kind: str, tmp_path: Path) -> None:

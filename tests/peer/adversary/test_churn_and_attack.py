@@ -95,6 +95,7 @@ def test_a_liar_is_banned_and_nobody_for_dying(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.drawn(4)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(12))
 def test_liars_are_banned_and_nobody_for_dying_again_and_again(tmp_path: Path, seed: int) -> None:
