@@ -1,7 +1,7 @@
 """Every command that stands in README and docs is known here by a small form, and runs.
 
-Benchmarks take their options and, some here and others in soaks, run with `--smoke`; commands of owners and hosts run in
-one small run of real processes (`test_commands_of_a_run`). What is known by a test runs there.
+Benchmarks take their options and, some here and others in soaks, run with `--smoke`; commands of owners and hosts run
+in one small run of real processes (`test_commands_of_a_run`). What is known by a test runs there.
 """
 
 import re
