@@ -45,9 +45,10 @@ class RoundMail:
 
     def waits_for(self, peer: PeerId) -> bool:
         """Whether it is told (`MemberBack`) when a member is back to which something could not be brought."""
-        if self._presence.seems_gone(peer):
+        seems_gone = self._presence.seems_gone(peer)
+        if seems_gone:
             self._presence.look_for(peer)
-        return self._presence.seems_gone(peer)
+        return seems_gone
 
     def heard(self, peer: PeerId) -> None:
         """A member has sent something of an open step's round."""

@@ -16,7 +16,6 @@ such would keep an uplink that carries no more nearly idle. Nor does one that ha
 """
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine
@@ -109,17 +108,19 @@ class _Line:
     """What is under way is to who is no member any more: it has no share of the uplink."""
     is_last: bool = False
     """The step does without its peer: all that others wait for goes first."""
-    is_away: bool = False
-    """Its peer does not answer."""
-    away_at: float = -math.inf
-    """When it was found not to."""
+    away_at: float | None = None
+    """When its peer was last found not to answer; None: it is there."""
+    kept: deque["Parcel"] = field(default_factory=deque)
+    """What is sent once it answers again."""
     returns: asyncio.TimerHandle | None = None
     """It is tried again soon."""
-    kept: deque["Parcel"] = field(default_factory=deque)
-    """What is sent once it does."""
     share: int = 0
     """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
     the uplink is in."""
+
+    @property
+    def is_away(self) -> bool:
+        return self.away_at is not None
 
     def put(self, parcel: "Parcel") -> None:
         if self.is_away:
@@ -130,7 +131,7 @@ class _Line:
 
     def put_off(self, given_up: list["Parcel"], now: float) -> None:
         """Its peer is away, and did not answer these."""
-        self.is_away, self.away_at = True, now
+        self.away_at = now
         self.kept.extendleft(reversed(given_up))
         self.kept.extend(self.waiting)
         self.waiting.clear()
@@ -138,7 +139,7 @@ class _Line:
 
     def back(self) -> None:
         """It may have got all the same what was given up, and may have the rest of somebody else."""
-        self.is_away, self.returns = False, None
+        self.away_at = self.returns = None
         for parcel in self.kept:
             self.put(replace(parcel, may_be_there=True))
         self.kept.clear()
@@ -292,7 +293,7 @@ class Outbox:
     def back(self, peer: PeerId) -> None:
         """Something is heard of it: what waits for it goes."""
         line = self._lines.get(peer)
-        if line is None or not line.is_away or line.returns is not None:
+        if line is None or line.away_at is None or line.returns is not None:
             return
 
         def go() -> None:
