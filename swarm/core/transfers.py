@@ -1,9 +1,11 @@
 """How long moving bytes may take: in proportion to them, and for as long as they come.
 
-A transfer of n bytes is expected to take n / rate seconds. It is alive while at least `ALIVE_SHARE` of that rate comes
-in over any `WINDOW_S`, and is over in any case `MOST_TIMES` the expected time and the call's own floor after it began:
-who lets bytes drip keeps nothing open. The rate is what the first `WINDOW_S` brought, at most what every line is
-assumed to carry, and at least what is left of that where `SHARED_BY` transfers share the line.
+A transfer of n bytes is expected to take n / rate seconds, and is over in any case `MOST_TIMES` that and the call's own
+floor after it began: who lets bytes drip keeps nothing open. The rate is what the slowest `WINDOW_S` so far brought, at
+most what every line is assumed to carry, and at least what is left of that where `SHARED_BY` transfers share the line.
+It is alive while at least `ALIVE_SHARE` of that least rate comes in over any `WINDOW_S`, or over any time in which so
+much comes of it on average as a slow connection may owe at once: there a round trip takes seconds, and what is lost is
+sent again after several. What was begun while a line was idle is not given up because others share the line since.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +16,9 @@ ALIVE_SHARE = 0.25
 WINDOW_S = 5.0
 LOOKS = 20
 """In a window: what comes between two is looked at together."""
+OWED_BYTES, LONGEST_WINDOWS = 128 << 10, 4
+"""So much a transfer brings in the time for which it may bring next to nothing, which is no longer than so many
+windows."""
 MOST_TIMES = 4.0
 SHARED_BY = 16
 """Transfers that may share one line at a time: what a line is assumed to carry is divided among them."""
@@ -103,7 +108,7 @@ class Transfer:
     floor_s: float = 0.0
     """The call's own: before this time nothing is given up."""
     rate: float = LEAST_BYTES_PER_S
-    """Assumed, bytes a second; from the first window on what that brought, if that is less, down to `least`."""
+    """Assumed, bytes a second; from the first window on what the slowest brought, if that is less, down to `least`."""
     _looks: list[tuple[float, int]] = field(default_factory=list)
     """When how many bytes were there in all, lately."""
     _is_measured: bool = False
@@ -113,18 +118,25 @@ class Transfer:
         self.floor_s = max(self.floor_s, self.window_s)
         self._looks.append((self.began, 0))
         self.came = 0
+        self._window_from = (self.began, 0)
+        self._quiet_s = self.window_s
 
     def progress(self, came: int, *, now: float) -> None:
         """So many bytes are here in all."""
         self.came = came = max(came, self.came)
-        if not self._is_measured and now >= self.began + self.window_s:
+        since, before = self._window_from
+        if now >= since + self.window_s:
             self._is_measured = True
-            self.rate = min(self.rate, max(self.least, came / (now - self.began)))
+            self.rate = min(self.rate, max(self.least, (came - before) / (now - since)))
+            self._window_from = (now, came)
+        if came:
+            owed_s = OWED_BYTES * (now - self.began) / came
+            self._quiet_s = min(LONGEST_WINDOWS * self.window_s, max(self.window_s, owed_s))
         if now < self._looks[-1][0] + self.window_s / LOOKS and len(self._looks) > 1:
             self._looks[-1] = (self._looks[-1][0], came)  # as if it had come a little earlier
             return
         self._looks.append((now, came))
-        while self._looks[1][0] <= now - self.window_s and len(self._looks) > 2:
+        while self._looks[1][0] <= now - LONGEST_WINDOWS * self.window_s and len(self._looks) > 2:
             del self._looks[0]
 
     @property
@@ -132,8 +144,8 @@ class Transfer:
         """When it is given up, unless more has come by then."""
         rate = self.rate if self._is_measured else self.least
         ends_at = self.began + longest_s(self.num_bytes, rate, floor_s=self.floor_s)
-        wanted = min(ALIVE_SHARE * self.window_s * rate, self.num_bytes - self.came)
+        wanted = min(ALIVE_SHARE * self._quiet_s * self.least, self.num_bytes - self.came)
         if wanted <= 0:
             return ends_at
         enough_at = next(at for at, came in self._looks if came > self.came - wanted)
-        return min(ends_at, max(self.began + self.floor_s, enough_at + self.window_s))
+        return min(ends_at, max(self.began + self.floor_s, enough_at + self._quiet_s))

@@ -16,6 +16,7 @@ such would keep an uplink that carries no more nearly idle. Nor does one that ha
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.mail.lanes import Lanes
+from peer.round.mail.lanes import SELDOM_S, TRY_AGAIN_S, Lanes
 from peer.round.mail.meter import UNKNOWN_BYTES_PER_S, Meter
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
@@ -80,9 +81,13 @@ FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
 UNSURE_BYTES = 64 << 10
 """Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
 that it comes, should the line have become slow."""
-NARROW = 4.0
-"""A line is narrow that carries so many times less than the fastest of those that carry something, or than its share of
-this peer's uplink."""
+NARROW, SLOW_LANES = 4.0, 3.0
+"""A line is narrow that carries the first times less than the fastest of those that carry something, or than its share
+of this peer's uplink, and whose messages take the second times as long a byte as another line's, and as those on an
+uplink all of whose lanes are full. What carries little because it has few lanes is not, and would have no more of them
+if it were held for narrow."""
+LANES_COUNT = 0.75
+"""What messages before took of a line counts so much with each that has come."""
 AWAY_S = 2.0
 """Between two times that messages to a peer are tried that does not answer them, however often something is heard of
 it."""
@@ -114,6 +119,14 @@ class _Line:
     """What is sent once it answers again."""
     returns: asyncio.TimerHandle | None = None
     """It is tried again soon."""
+    sent_bytes: float = 0.0
+    sent_s: float = 0.0
+    """What its last messages were together, and how long each took, together; older ones count less."""
+    is_narrow: bool = False
+    narrow_until: float = -math.inf
+    """It was found so with as many lanes as it had then: by the one that it has since, each byte may be there soon."""
+    narrow_s: float = TRY_AGAIN_S
+    """For how long it is held for narrow next time."""
     share: int = 0
     """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
     the uplink is in."""
@@ -168,8 +181,24 @@ class _Line:
         rate = self.meter.bytes_per_s
         return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
 
-    def is_below(self, bytes_per_s: float) -> bool:
-        return self.meter.bytes_per_s is not None and self.meter.bytes_per_s < bytes_per_s
+    def took(self, num_bytes: int, seconds: float) -> None:
+        """One message of so many bytes."""
+        self.sent_bytes = LANES_COUNT * self.sent_bytes + num_bytes
+        self.sent_s = LANES_COUNT * self.sent_s + seconds
+
+    @property
+    def lane_bytes_per_s(self) -> float | None:
+        """Of one message; None: unknown."""
+        return self.sent_bytes / self.sent_s if self.sent_s > 0 else None
+
+    def judge(self, below: float, lanes_below: float, now: float) -> None:
+        """Whether it is narrow, which one is that carries less in all, and less by each lane."""
+        carries_little = self.meter.bytes_per_s is not None and self.meter.bytes_per_s < below
+        if not carries_little:
+            self.narrow_until, self.narrow_s = -math.inf, TRY_AGAIN_S
+        elif now >= self.narrow_until and self.lane_bytes_per_s is not None and self.lane_bytes_per_s < lanes_below:
+            self.narrow_until, self.narrow_s = now + self.narrow_s, min(SELDOM_S, 2 * self.narrow_s)
+        self.is_narrow = now < self.narrow_until
 
     def longest_s(self, num_bytes: int) -> float:
         """Seconds in which a message is surely there, unless it hangs."""
@@ -330,10 +359,10 @@ class Outbox:
         """One lane more, if there is room for it: to the peer that has the fewest, and of these to the one that waits
         longest; narrow lines last, and then those that are to be. Each narrow one has one beside, and more only where
         the uplink has room for others all the same."""
-        below = self._narrow_below
-        self._share_what_is_tried(below)
+        self._judge_lines()
+        self._share_what_is_tried()
         able = [
-            (line.is_last, line.is_below(below), line.meter.busy, line.began, peer)
+            (line.is_last, line.is_narrow, line.meter.busy, line.began, peer)
             for peer, line in self._lines.items()
             if line.has_room
         ]
@@ -346,13 +375,13 @@ class Outbox:
                 self._begin_lane(peer, on_uplink=True)
                 break
 
-    def _share_what_is_tried(self, below: float) -> None:
+    def _share_what_is_tried(self) -> None:
         """Say whether the uplink is short of lanes; those that it has beyond the usual go to all whose lines it could
         fill."""
         is_full, is_more = not self._has_room(self._leaving + 1), self.uplink_lanes > self.usual_lanes
         if not is_full and not is_more and not self._shares:
             return
-        wide = [line for line in self._lines.values() if line.waiting and not line.is_below(below)]
+        wide = [line for line in self._lines.values() if line.waiting and not line.is_narrow]
         if any(not line.is_last for line in wide):
             wide = [line for line in wide if not line.is_last]
         if wide and is_full:
@@ -373,12 +402,17 @@ class Outbox:
         self._leaves(lane)
         self._spawn(self._send_waiting(peer, lane))
 
-    @property
-    def _narrow_below(self) -> float:
-        """Bytes a second. What a line carried once that has nothing to carry now says nothing of those that share the
-        uplink: what that carries does."""
+    def _judge_lines(self) -> None:
+        """Find those that are narrow. What a line carried once that has nothing to carry now says nothing of those that
+        share the uplink: what that carries does."""
+        now = time.monotonic()
         going = [line.meter.bytes_per_s or 0.0 for line in self._lines.values() if line.waiting or line.meter.busy]
-        return max([*going, (self._uplink.bytes_per_s or 0.0) / max(1, len(going))]) / NARROW
+        below = max([*going, (self._uplink.bytes_per_s or 0.0) / max(1, len(going))]) / NARROW
+        fastest = max((line.lane_bytes_per_s or 0.0 for line in self._lines.values()), default=0.0)
+        rate = self._uplink.bytes_per_s
+        shared = rate / self.uplink_lanes if rate is not None else math.inf
+        for line in self._lines.values():
+            line.judge(below, min(fastest, shared) / SLOW_LANES, now)
 
     @property
     def uplink_lanes(self) -> int:
@@ -400,8 +434,7 @@ class Outbox:
     @property
     def wanted_bytes_per_s(self) -> float | None:
         """That the uplink carries, while something goes that fills it; None: nothing does, or nobody knows how many."""
-        below = self._narrow_below
-        is_full = any(line.on_uplink and not line.is_below(below) for line in self._lines.values())
+        is_full = any(line.on_uplink and not line.is_narrow for line in self._lines.values())
         return self._uplink.bytes_per_s if is_full else None
 
     def _has_room(self, lanes: int) -> bool:
@@ -420,14 +453,14 @@ class Outbox:
 
     def _stays(self, lane: _Lane) -> bool:
         """Whether a lane goes on, and none is due to another peer."""
-        line, below = lane.line, self._narrow_below
-        is_narrow = line.is_below(below)
+        self._judge_lines()
+        line = lane.line
         if line.is_last and any(other.has_room and not other.is_last for other in self._lines.values()):
             return False
         if not lane.on_uplink:
-            return is_narrow and line.meter.busy <= line.on_uplink + 1
-        others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_below(below)]
-        if is_narrow and others:
+            return line.is_narrow and line.meter.busy <= line.on_uplink + 1
+        others = [other.meter.busy for other in self._lines.values() if other.has_room and not other.is_narrow]
+        if line.is_narrow and others:
             return False
         if 0 in others and not self._has_room(self._leaving + 2):
             return False
@@ -439,6 +472,7 @@ class Outbox:
         try:
             while together := _take(line, self._next_bytes(line)):
                 self._begin()  # of what was cut, the other fragments go beside the first
+                began = time.monotonic()
                 num_bytes, now = await self._send_off(peer, together, lane), time.monotonic()
                 if line.is_over:
                     break
@@ -446,6 +480,7 @@ class Outbox:
                     line.put_off(together, now)
                     break
                 if num_bytes:
+                    line.took(num_bytes, now - began)
                     line.meter.gone(num_bytes, now)
                     if lane.on_uplink:
                         self._uplink.gone(num_bytes, now)

@@ -5,6 +5,8 @@ import pytest
 from swarm.core.transfers import (
     ALIVE_SHARE,
     LEAST_BYTES_PER_S,
+    LONGEST_WINDOWS,
+    LOOKS,
     MOST_TIMES,
     SHARED_BY,
     WINDOW_S,
@@ -48,9 +50,32 @@ def test_it_is_given_up_a_window_after_the_last_bytes() -> None:
     transfer = Transfer(num_bytes=100_000_000, began=0.0)
     drip(transfer, LEAST_BYTES_PER_S, every_s=0.5, for_s=60.0)
     before = transfer.due
-    assert before == pytest.approx(60.0 + WINDOW_S * (1 - ALIVE_SHARE), abs=0.6)
+    assert before == pytest.approx(60.0 + WINDOW_S, abs=0.6)
     transfer.progress(transfer.came + 1, now=60.5)
     assert transfer.due - before < 0.6  # one byte buys next to nothing
+
+
+def test_what_began_on_an_idle_line_is_not_given_up_because_others_share_it_since() -> None:
+    """Of 266 KB of a result that came at 40 KB/s, and then at 4 as others' did, all was thrown away at the end, nine
+    times."""
+    transfer = Transfer(num_bytes=266_000, began=0.0)
+    drip(transfer, 40_000.0, every_s=0.25, for_s=5.0)
+    now = 5.0
+    while transfer.came < transfer.num_bytes:
+        assert now + 1.5 < transfer.due
+        now += 1.5
+        transfer.progress(transfer.came + 6_000, now=now)
+
+
+def test_a_slow_one_may_be_silent_for_longer() -> None:
+    """By a connection of 8 KB/s a round trip takes seconds: what is lost there is sent again after twice as long."""
+    silent_s = {}
+    for rate in (100_000.0, 20_000.0, 8_000.0, 2_500.0):
+        transfer = Transfer(num_bytes=10_000_000, began=0.0)
+        now = drip(transfer, rate, every_s=0.5, for_s=30.0)
+        silent_s[rate] = round(transfer.due - now, 1)
+    assert silent_s[100_000.0] <= WINDOW_S < silent_s[20_000.0] < silent_s[8_000.0] <= LONGEST_WINDOWS * WINDOW_S
+    assert silent_s[2_500.0] < silent_s[8_000.0], "of which less comes than must"
 
 
 def test_a_line_that_was_slow_from_its_start_is_held_to_what_it_brought() -> None:
@@ -64,7 +89,7 @@ def test_a_line_that_was_slow_from_its_start_is_held_to_what_it_brought() -> Non
 
 def test_who_drips_is_cut_off_within_a_bound() -> None:
     transfer = Transfer(num_bytes=1_000_000, began=0.0)
-    assert drip(transfer, 100.0, every_s=0.5, for_s=1e6) <= 2 * WINDOW_S
+    assert drip(transfer, 100.0, every_s=0.5, for_s=1e6) <= LONGEST_WINDOWS * WINDOW_S
     least = transfer.least * ALIVE_SHARE * 1.05  # just alive, for ever
     long = Transfer(num_bytes=1_000_000, began=0.0)
     ended = drip(long, least, every_s=0.1, for_s=1e6)
@@ -82,7 +107,7 @@ def test_looks_are_few_however_often_bytes_come() -> None:
     transfer = Transfer(num_bytes=1 << 40, began=0.0)
     for tick in range(100_000):
         transfer.progress(tick * 32_768, now=tick * 0.0005)
-    assert len(transfer._looks) < 30
+    assert len(transfer._looks) < LONGEST_WINDOWS * LOOKS + 10
 
 
 def test_a_microbatch_has_longer_the_more_hops_are_before_it() -> None:

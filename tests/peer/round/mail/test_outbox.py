@@ -12,6 +12,7 @@ import pytest
 from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.mail.lanes import SELDOM_S, TRY_AGAIN_S
 from peer.round.mail.meter import MOMENT_S, Meter, Turns
 from peer.round.mail.outbox import (
     AWAY_S,
@@ -326,14 +327,16 @@ def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
     asyncio.run(main())
 
 
-async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch, *, peer: PeerId = ONE) -> None:
-    """Let it find out how fast the line is."""
+async def measured(
+    wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch, *, peer: PeerId = ONE, num_messages: int = 2
+) -> None:
+    """Let it find out how fast the line is, by so many messages at a time."""
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: wire.now))
     wire.open.clear()
-    for _ in range(4):
+    for _ in range(2 * num_messages):
         wire.outbox.put(peer, parcel(-1, SHORT_BYTES))
     await asyncio.sleep(0)
-    wire.now += 4 * SHORT_BYTES / rate
+    wire.now += 2 * num_messages * SHORT_BYTES / rate
     await wire.finished()
     wire.sent.clear()
     wire.tasks.clear()
@@ -441,6 +444,65 @@ def test_a_message_to_a_slow_line_goes_beside_those_that_fill_the_uplink(monkeyp
         assert {peer for peer, _ in wire.sent} == {ONE, OTHER}
         await wire.finished()
         assert [numbers(parcels) for peer, parcels in wire.sent if peer == OTHER][-1] == [7]
+
+    asyncio.run(main())
+
+
+def test_a_line_that_carries_little_because_it_has_few_lanes_is_given_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each, one that had one lane carried more than one that had seven. It kept its one, and for that reason."""
+    monkeypatch.setattr(outbox, "lanes_of", lambda rate, *, most: 8)
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 10_000.0, monkeypatch, peer=OTHER, num_messages=1)
+        await measured(wire, 70_000.0, monkeypatch, num_messages=7)
+        wire.outbox._uplink.bytes_per_s = 80_000.0
+        wire.open.clear()
+        for number in range(32):
+            for peer in (ONE, OTHER):
+                wire.outbox.put(peer, parcel(number, SHORTEST_BYTES))
+                wire.outbox._lines[peer].share = 8
+        await settled()
+        begun = [peer for peer, _ in wire.sent]
+        assert (begun.count(ONE), begun.count(OTHER)) == (4, 4), "none goes beside"
+        assert wire.outbox.wanted_bytes_per_s is not None
+        await wire.finished()
+
+    asyncio.run(main())
+
+
+def test_a_line_that_was_found_narrow_with_more_lanes_is_not_held_for_wide_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its only message is soon there. Now and then it is tried whether more lanes are worth it."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 12_500.0, monkeypatch, peer=OTHER)
+        await measured(wire, 125_000.0, monkeypatch)
+        wire.outbox._uplink.bytes_per_s = 125_000.0
+        wire.open.clear()
+        wire.outbox.put(ONE, parcel(0, SHORTEST_BYTES))
+        wire.outbox.put(OTHER, parcel(0, SHORTEST_BYTES))
+        line = wire.outbox._lines[OTHER]
+        assert line.is_narrow
+        wire.outbox._lines[ONE].sent_bytes, wire.outbox._lines[ONE].sent_s = 60_000.0, 1.0
+        held_s = []
+        for _ in range(4):
+            line.sent_bytes, line.sent_s = 125_000.0, 1.0  # by its one lane
+            found_at = wire.now
+            while line.is_narrow:
+                wire.now += 1.0
+                wire.outbox._begin()
+            held_s.append(wire.now - found_at)
+            line.sent_bytes = 5_000.0  # by each of several
+            wire.outbox._begin()
+            assert line.is_narrow
+        assert held_s == pytest.approx([TRY_AGAIN_S, 2 * TRY_AGAIN_S, 4 * TRY_AGAIN_S, SELDOM_S], abs=1.0)
+        line.meter.bytes_per_s = 125_000.0
+        wire.outbox._begin()
+        assert not line.is_narrow, "it carries as much as others, whatever was found before"
+        await wire.finished()
 
     asyncio.run(main())
 
