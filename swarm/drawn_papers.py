@@ -17,6 +17,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
+from swarm.core.kept import keep_newest
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import MAX_WORK, Contribution
 from swarm.network.transport import Message, Transport
@@ -58,8 +59,7 @@ class WaitedInVain:
 
     def add(self, peer: PeerId, step: Step) -> None:
         self.steps[peer] = int(step)
-        while len(self.steps) > MOST_REMEMBERED:
-            del self.steps[next(iter(self.steps))]
+        keep_newest(self.steps, MOST_REMEMBERED)
 
     def names(self, peer: PeerId, step: Step) -> bool:
         """Whether it was in this step, or in the last `DISTRUSTED_STEPS`."""
@@ -142,8 +142,7 @@ class DrawnPapers:
 
     def _keep_lacked(self, made: Contribution, entries: tuple[int, ...]) -> None:
         self._lacked[made.digest()] = entries
-        while len(self._lacked) > MOST_REMEMBERED:
-            del self._lacked[next(iter(self._lacked))]
+        keep_newest(self._lacked, MOST_REMEMBERED)
 
     async def _fetched(
         self, made: Contribution, entries: Sequence[int], of: PeerId, within_s: float
@@ -174,14 +173,12 @@ class DrawnPapers:
         key = made.digest()
         if key not in self._draws:
             self._draws[key] = drawn_entries(made, num_members=num_members, rng=self._rng)
-            while len(self._draws) > MOST_REMEMBERED:
-                del self._draws[next(iter(self._draws))]
+            keep_newest(self._draws, MOST_REMEMBERED)
         return self._draws[key]
 
     def _remember(self, made: Contribution) -> None:
         self._shown[made.digest()] = None
-        while len(self._shown) > MOST_REMEMBERED:
-            del self._shown[next(iter(self._shown))]
+        keep_newest(self._shown, MOST_REMEMBERED)
 
 
 def read_asked(request: Message) -> tuple[Fields, tuple[int, ...]]:

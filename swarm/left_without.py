@@ -15,6 +15,7 @@ from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result
@@ -174,8 +175,7 @@ class LeftWithout:
             self._in_vain.add(made.peer_id, made.step)
             return False
         self._looked_at[key] = None
-        while len(self._looked_at) > MOST_REMEMBERED:
-            del self._looked_at[next(iter(self._looked_at))]
+        keep_newest(self._looked_at, MOST_REMEMBERED)
         return True
 
     def ended(self, machine: AveragingRound, result: Result) -> None:
@@ -183,5 +183,4 @@ class LeftWithout:
         told = [(leader, peer) for leader, of in machine.told.items() if leader != result.roster.leader for peer in of]
         for leader, peer in told:
             self._told_by.setdefault(peer, WaitedInVain()).add(leader, machine.facts.step)
-        while len(self._told_by) > MOST_REMEMBERED:
-            del self._told_by[next(iter(self._told_by))]
+        keep_newest(self._told_by, MOST_REMEMBERED)

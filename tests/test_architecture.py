@@ -122,7 +122,7 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
             yield f"{room} imports {package}"
         return
     if module == "functools.cached_property":
-        yield "a lock of all instances (Python 3.11): swarm.core.once"
+        yield "a lock of all instances (Python 3.11): swarm.core.kept"
     if package in TOP:
         yield f"imports {package}, which nothing imports"
     elif package in ROOMS and package not in MAY_IMPORT[room]:

@@ -37,7 +37,7 @@ from peer.stage.events import Applied
 from swarm.averaging.certified_gradient import squares_of
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
-from swarm.core.once import once
+from swarm.core.kept import once
 from swarm.core.round.contribution import Result
 from swarm.data.batches import Batch, BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from swarm.core.forms import Digest
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.kept import keep_newest
 from swarm.core.record import Record
 from swarm.core.round.contribution import Charge, Result
 
@@ -77,8 +78,7 @@ class OpenCharges:
     def open(self, charge: OpenCharge) -> None:
         """It is waited for."""
         self._open[charge] = _Waiting()
-        if len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
+        keep_newest(self._open, MOST_OPEN)
 
     def comes(self, accused: PeerId) -> None:
         """A piece of evidence against the peer came, or could not be taken."""
@@ -99,8 +99,7 @@ class OpenCharges:
         for one in [one for one in self._open if one.charge in done]:
             del self._open[one]
         self._over.update(done)
-        while len(self._over) > MOST_OPEN:
-            self._over.popitem(last=False)
+        keep_newest(self._over, MOST_OPEN)
 
     def is_over(self, charge: Charge) -> bool:
         """Whether it has lapsed or is judged: what jurors find comes too late."""

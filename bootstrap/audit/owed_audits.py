@@ -12,6 +12,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.kept import keep_newest
 from swarm.core.round.contribution import Roster
 from swarm.host_protocol import EXHIBIT, HOP, OWED, PART, max_exhibit_bytes
 from swarm.model.families import validate_config
@@ -96,8 +97,7 @@ class OwedAudits:
             if owed.asked in self._shown:
                 raise RemoteError("served", f"{owed.target} has shown that, and owes it no more", sender)
             self._shown[owed.asked] = None
-            while len(self._shown) > MAX_SHOWN:
-                del self._shown[next(iter(self._shown))]
+            keep_newest(self._shown, MAX_SHOWN)
             try:
                 return await self._ask(owed, ticket, check)
             except (TransientError, RemoteError) as error:

@@ -26,6 +26,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.kept import keep_newest
 from swarm.core.round.contribution import MAX_CHARGES, Charge, Result
 from swarm.core.settings import KEPT_SNAPSHOTS
 from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE
@@ -237,8 +238,7 @@ class Jury:
         async with self._sitting:
             if key not in self._votes:
                 self._votes[key] = await self._judged(accusation, sender, step, request.body, [*drawn.weights])
-                if len(self._votes) > KEPT_VOTES:
-                    self._votes.popitem(last=False)
+                keep_newest(self._votes, KEPT_VOTES)
         return Message({"vote": self._votes[key].to_value()})
 
     async def _judged(
@@ -306,8 +306,7 @@ class Jury:
             return False
         told_by = self._told_by.setdefault(quarantine.peer_id, {})
         told_by[sender] = quarantine.version
-        if len(self._told_by) > MAX_RELAYED:
-            self._told_by.popitem(last=False)
+        keep_newest(self._told_by, MAX_RELAYED)
         lately = {peer for peer, version in told_by.items() if abs(version - quarantine.version) <= TOLD_WITHIN}
         return 2 * len(lately & peers) > len(peers)
 

@@ -6,6 +6,7 @@ from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
+from swarm.core.kept import keep_newest
 from swarm.identity.key import verify
 
 MAX_AUDITORS = 1 << 10
@@ -40,6 +41,5 @@ class Reveals:
         check_reveal(end, int(step), reveal, known=before)
         self._checked.pop(ticket.peer_id, None)
         self._checked[ticket.peer_id] = (end, int(step), reveal)
-        if len(self._checked) > MAX_AUDITORS:
-            del self._checked[next(iter(self._checked))]
+        keep_newest(self._checked, MAX_AUDITORS)
         return ticket, step, reveal

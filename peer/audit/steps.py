@@ -23,6 +23,7 @@ from swarm.checkpoint.state import chunk_hash, merkle_path, num_chunks_of, verif
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.host_protocol import STATE, STATED, WITHDRAW, WITHDRAWN
 from swarm.identity.key import Identity
 from swarm.network.loop import happened
@@ -179,9 +180,8 @@ class StepAuditor:
                 self.counters.skipped += 1
                 log.info("state of version %d as %s has it: %s", version, peer, error)
                 continue
-            while len(self._judged) >= MAX_JUDGED:
-                self._judged.pop(next(iter(self._judged)))
             self._judged[signature] = None
+            keep_newest(self._judged, MAX_JUDGED)
             if wrong is not None:
                 self._pending[peer] = _Wrong(wrong, time.monotonic())
             if steps.context.snapshots.get(version) is not snapshot:

@@ -15,6 +15,7 @@ import numpy as np
 from kernels.norms import tree_norm
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.kept import keep_newest
 from verification.audit.standing import Event, StandingTable, Suspicion
 from verification.pipeline.screens import NormScreen, ScreenKind
 
@@ -85,8 +86,7 @@ class Screens:
         others = sorted(last.values())
         if math.isfinite(norm):
             last[sender] = norm
-        if len(last) > MOST_SENDERS:
-            del last[next(iter(last))]
+        keep_newest(last, MOST_SENDERS)
         screened = screen.check(norm)
         if not screened.ok and math.isfinite(norm) and (not others or screen.is_near(norm, others[len(others) // 2])):
             return

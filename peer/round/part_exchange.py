@@ -40,7 +40,7 @@ from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Step
-from swarm.core.once import once
+from swarm.core.kept import once
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from peer.stage.events import VersionTurned
 from swarm.core.errors import TransientError
+from swarm.core.kept import keep_newest
 from swarm.core.round.basis import RoundBasis
 from swarm.core.state.stage_chain import StageChain
 
@@ -21,8 +22,7 @@ class RecentBases:
         if not event.is_next:
             self._held.clear()
         self._held[int(event.chain.version)] = event.chain.basis
-        while len(self._held) > self._kept:
-            self._held.popitem(last=False)
+        keep_newest(self._held, self._kept)
 
     def at(self, version: int) -> RoundBasis:
         """Raises TransientError for a version that this peer was not at, or too long ago."""

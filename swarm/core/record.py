@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from swarm.core.canonical import Packed, Value, signed_bytes
 from swarm.core.forms import SIGNATURE, Wire, Writer, as_map, lacks
+from swarm.core.kept import once
 from swarm.core.layout import Beside, layout_of
-from swarm.core.once import once
 
 
 class _Declared(Wire):

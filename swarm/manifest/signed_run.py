@@ -11,8 +11,8 @@ from swarm.core.canonical import Value, digest, unpack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.forms import Digest, Integer, Octets
 from swarm.core.ids import PeerId, RunId, Version
+from swarm.core.kept import once
 from swarm.core.layout import AtMost
-from swarm.core.once import once
 from swarm.core.record import Signed
 from swarm.core.settings import RunSettings
 from swarm.identity.key import verify

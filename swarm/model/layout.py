@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.core.once import once
+from swarm.core.kept import once
 
 if TYPE_CHECKING:
     import torch

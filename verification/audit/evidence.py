@@ -17,8 +17,8 @@ from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Form, Integer, StageNumber
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.kept import once
 from swarm.core.layout import AtMost
-from swarm.core.once import once
 from swarm.core.record import Record, Row
 from swarm.core.settings import RunSettings
 from swarm.manifest.signed_run import SignedRun

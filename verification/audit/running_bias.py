@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from swarm.core.canonical import digest
 from swarm.core.ids import PeerId, Step
+from swarm.core.kept import keep_newest
 from verification.audit.amplified import MovedBounds, Sketch, region_sizes
 from verification.audit.tolerance import CHUNK_FACTOR
 
@@ -126,8 +127,7 @@ class RunningBiases:
             held = held.after(sketch, region_sizes(num_values))
             steps = frozenset({step}) if held.num_audits == 1 else steps | {step}
         self._held[peer] = held, steps
-        if len(self._held) > MOST_PEERS:
-            self._held.popitem(last=False)
+        keep_newest(self._held, MOST_PEERS)
         return held
 
     def forget(self, peer: PeerId) -> None:

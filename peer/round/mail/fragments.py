@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Integer
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.core.record import Record
 from swarm.memory.kept_buffers import BUFFERS
 
@@ -56,8 +57,7 @@ class Fragments:
         if num_bytes > max_bytes:
             self.drop(sender, part, fragment)
             raise RemoteError("too_large", f"fragments of a part of more than {max_bytes} bytes", sender)
-        if len(begun) > MOST_BEGUN:
-            begun.popitem(last=False)
+        keep_newest(begun, MOST_BEGUN)
         if len(held) < fragment.count:
             return None
         whole, at = BUFFERS.take(num_bytes), 0

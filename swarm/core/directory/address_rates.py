@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 
+from swarm.core.kept import keep_newest
+
 
 class AddressRates:
     """Buckets for the addresses heard of last; an address that was forgotten begins with a full one."""
@@ -20,6 +22,5 @@ class AddressRates:
         left = min(self._burst, left + max(0.0, now - at) * self._calls_per_s)
         wait_s = 0.0 if left >= 1.0 else (1.0 - left) / self._calls_per_s
         self._buckets[address] = (left if wait_s else left - 1.0, now)
-        while len(self._buckets) > self._max_addresses:
-            self._buckets.popitem(last=False)
+        keep_newest(self._buckets, self._max_addresses)
         return wait_s

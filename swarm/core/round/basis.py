@@ -15,8 +15,8 @@ from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.kept import once
 from swarm.core.layout import AtMost
-from swarm.core.once import once
 from swarm.core.record import Row
 from swarm.core.seats import in_turn, seats
 

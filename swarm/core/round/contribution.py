@@ -13,8 +13,8 @@ from swarm.core.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.kept import once
 from swarm.core.layout import AtMost, Beside
-from swarm.core.once import once
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round.voting import Certificate, quorum

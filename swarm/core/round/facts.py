@@ -12,7 +12,7 @@ from swarm.core.audit.ticket import Verify
 from swarm.core.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.once import once
+from swarm.core.kept import once
 from swarm.core.round.basis import RoundBasis, round_name
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, Proof, Reconfiguration, electorate

@@ -19,8 +19,8 @@ from swarm.core.cohorts import committee
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.kept import once
 from swarm.core.layout import AtMost, Named
-from swarm.core.once import once
 from swarm.core.record import Record, Row, Signed
 from swarm.core.seats import hangs_on_few, weight_of
 

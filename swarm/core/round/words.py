@@ -17,8 +17,8 @@ from swarm.core.cohorts import MAX_COHORTS, MAX_MEMBERS
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.forms import SIGNATURE, Digest, Integer, StageNumber
 from swarm.core.ids import PeerId, Step
+from swarm.core.kept import once
 from swarm.core.layout import AtMost
-from swarm.core.once import once
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import MAX_PARTS, Level, ReducedPart, Result, Roster
 from swarm.core.round.voting import Vote, quorum

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from swarm.core.errors import SettingsError
-from swarm.core.once import once
+from swarm.core.kept import once
 from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.model.adapters.frozen import Frozen
 from swarm.model.adapters.nf4 import num_scales, packed_bytes

@@ -29,6 +29,7 @@ from swarm.core.canonical import Value, digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.core.record import Record
 from swarm.network.addresses import version_of
 from swarm.network.bulk.sealed_socket import NONCE_BYTES, SECRET_BYTES, SealedSocket, stream_keys
@@ -239,8 +240,7 @@ class DirectDialler:
         if carried >= WORTH_BYTES:
             return True
         self._carried[peer_id] = carried
-        if len(self._carried) > _MOST_SESSIONS:
-            self._carried.popitem(last=False)
+        keep_newest(self._carried, _MOST_SESSIONS)
         return False
 
     async def found_out(self, peer_id: PeerId, timeout_s: float) -> None:
@@ -312,8 +312,7 @@ class DirectDialler:
         self._reached[peer_id] = None
         self._on_known(peer_id)
         for newest in (self._known, self._reached):
-            if len(newest) > _MOST_SESSIONS:
-                newest.popitem(last=False)
+            keep_newest(newest, _MOST_SESSIONS)
         return True
 
     async def _first_that_answers(self, offer: DirectOffer, hosts: Sequence[str], peer_id: PeerId) -> str:
@@ -333,8 +332,7 @@ class DirectDialler:
         is_silent = isinstance(error, TimeoutError | TransientError)
         again_s = _AGAIN_IF_FULL_S if is_silent and peer_id in self._reached else _AGAIN_S
         self._again_at[peer_id] = asyncio.get_running_loop().time() + again_s
-        if len(self._again_at) > _MOST_SESSIONS:
-            self._again_at.popitem(last=False)
+        keep_newest(self._again_at, _MOST_SESSIONS)
 
 
 def prepare(connection: socket.socket) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.network.directory.records import (
     MAX_RECORD_BYTES,
     MAX_TOPIC_CHARACTERS,
@@ -61,8 +62,7 @@ class PassedOn:
     def state(self, topic: str, data: bytes) -> None:
         """This peer's own record."""
         self._own[topic] = data
-        if len(self._own) > MAX_TOPICS:
-            del self._own[next(iter(self._own))]
+        keep_newest(self._own, MAX_TOPICS)
 
     def hear(self, topic: str, answers: Iterable[bytes]) -> tuple[dict[PeerId, tuple[Record, bytes]], int]:
         """Records under the topic that came, each checked: all that are known now and live, and how many of those that
@@ -89,8 +89,7 @@ class PassedOn:
             return []
         self._asked_at.pop(topic, None)
         self._asked_at[topic] = now
-        if len(self._asked_at) > MAX_TOPICS:
-            del self._asked_at[next(iter(self._asked_at))]
+        keep_newest(self._asked_at, MAX_TOPICS)
         there = sorted(self._heard.get(topic, {}).keys() - {self._transport.peer_id})
         seeds = sorted(self._seeds - {self._transport.peer_id})
         asked = {*self._some(there), *self._some(seeds)}

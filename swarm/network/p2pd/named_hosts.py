@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.network.addresses import resolved
 from swarm.network.p2pd.settings import is_relayed
 
@@ -25,8 +26,7 @@ class NamedHosts:
         """TCP multiaddresses at which the peer is to be dialled."""
         hosts = [address.split("/")[2] for address in addresses if not is_relayed(address)]
         self._named[peer_id] = tuple(dict.fromkeys([*hosts, *self._named.pop(peer_id, ())]))[:MOST_OF_A_PEER]
-        if len(self._named) > MOST_PEERS:
-            self._named.popitem(last=False)
+        keep_newest(self._named, MOST_PEERS)
 
     async def of(self, peer_id: PeerId) -> list[str]:
         """The numeric addresses, those named last first."""

@@ -28,6 +28,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.forms import Integer, Octets
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.core.layout import AtMost
 from swarm.core.record import Record
 from swarm.network.addresses import version_of
@@ -519,8 +520,7 @@ class Puncher:
     def _link(self, peer_id: PeerId) -> _Link:
         link = self._links.setdefault(peer_id, _Link())
         self._links.move_to_end(peer_id)
-        if len(self._links) > _MOST_PEERS:
-            self._links.popitem(last=False)
+        keep_newest(self._links, _MOST_PEERS)
         return link
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":

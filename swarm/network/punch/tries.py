@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.network.punch.seen import Endpoint
 
 PORTS = 3
@@ -56,8 +57,7 @@ class Limits:
         """Whether one more may be; it counts then."""
         of_peer = self._of_peer.setdefault(peer_id, deque())
         self._of_peer.move_to_end(peer_id)
-        if len(self._of_peer) > _MOST_PEERS:
-            self._of_peer.popitem(last=False)
+        keep_newest(self._of_peer, _MOST_PEERS)
         for times in (of_peer, self._of_strangers, self._of_all):
             while times and times[0] < now - _WITHIN_S:
                 times.popleft()

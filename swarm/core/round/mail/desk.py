@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.kept import keep_newest
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.mail.sheets import MAX_DEPTH, Name, Restored, Sheet, Sheets, Tree, hand_on_s, name_of
 
@@ -176,8 +177,7 @@ class Desk:
         self.give_up(waiting)
         if waiting.name is not None and not waiting.found.lacking:
             self.brought[waiting.name] = waiting.found
-            while len(self.brought) > MOST_WAITING:
-                del self.brought[next(iter(self.brought))]
+            keep_newest(self.brought, MOST_WAITING)
         return waiting.found
 
     def give_up(self, waiting: Waiting) -> None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, Step
-from swarm.core.once import once
+from swarm.core.kept import once
 from swarm.core.ranking import rank
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster

@@ -1,9 +1,9 @@
-"""What is computed once, by several threads."""
+"""What is kept."""
 
 import threading
 from dataclasses import dataclass
 
-from swarm.core.once import once
+from swarm.core.kept import keep_newest, once
 
 LONG_S = 20.0
 
@@ -49,3 +49,14 @@ def test_it_is_computed_once_and_kept() -> None:
     assert vars(sheet)["one"] == 1
     assert Sheet.one.__doc__ == "Text."
     assert sheet == Sheet(met), "what is kept is no field"
+
+
+def test_the_newest_are_kept() -> None:
+    held = dict.fromkeys("abcd", 1)
+    held["a"] = 2  # it came first all the same
+    keep_newest(held, 3)
+    assert held == {"b": 1, "c": 1, "d": 1}
+    keep_newest(held, 3)
+    assert len(held) == 3
+    keep_newest(held, 0)
+    assert not held

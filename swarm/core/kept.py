@@ -1,6 +1,6 @@
-"""A property that is computed at its first use and kept, without a lock."""
+"""What is kept: a property that is computed at its first use, and of what comes the newest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, Generic, Self, TypeVar, overload
 
 T_co = TypeVar("T_co", covariant=True)
@@ -31,3 +31,9 @@ class once(Generic[T_co]):
             return self
         kept: dict[str, T_co] = vars(instance)
         return kept.setdefault(self._name, self._compute(instance))
+
+
+def keep_newest(held: MutableMapping[Any, Any], most: int) -> None:
+    """What came first goes, while there are more than so many."""
+    while len(held) > most:
+        del held[next(iter(held))]
