@@ -198,7 +198,8 @@ def measure(options: argparse.Namespace, root: Path, row: Row) -> Measured:
 def watched(
     manifest: Path, root: Path, stages: Sequence[int], *, steps: int, seconds: float, more: Sequence[str] = ()
 ) -> Measured:
-    """A host and a peer of each of the stages, watched until so many steps are done; `more` options to join with."""
+    """A host and a peer of each of the stages, watched until so many steps are done, each within so many seconds of the
+    one before; `more` options to join with."""
     swarm = [sys.executable, "-m", "swarm"]
     host = [*swarm, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--ends-with-run"]
     host += ["--evaluate-tokens", "4096"]
@@ -216,10 +217,12 @@ def watched(
             programs.append(Program(f"peer {number}", process, log))
             peers.append(Watched(folder, stage, psutil.Process(process.pid)))
         host_program = Watched(root, -1, psutil.Process(hosting.pid))
-        give_up_at = time.monotonic() + seconds
-        while not any(event.get("version", -1) >= steps for event in events.seen):
-            if time.monotonic() > give_up_at:
-                raise SystemExit(f"no version {steps} within {seconds:g} s: {events.seen[-1:]}")
+        version, since = -1, time.monotonic()
+        while version < steps:
+            if (newest := max(event.get("version", -1) for event in events.seen)) > version:
+                version, since = newest, time.monotonic()
+            if time.monotonic() > since + seconds:
+                raise SystemExit(f"version {version + 1} of {steps} not within {seconds:g} s: {events.seen[-1:]}")
             for program in programs:
                 program.check()
             for one in (*peers, host_program):
@@ -262,7 +265,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--microbatch-size", type=int, default=2)
     parser.add_argument("--target-tokens", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=300.0, help="that the steps may take")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that a step may take")
     parser.add_argument("--memory-gib", type=float)
     parser.add_argument("--smoke", action="store_true", help="a small model, two steps: does it run?")
     parser.add_argument("--json", action="store_true")
