@@ -30,6 +30,9 @@ LATE_TIMES = 1.25
 joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
 BEHIND_SHARE = 0.25
 """Of what else is theirs, while a round is behind."""
+BESIDE_NARROW_SHARE = 2 / 3
+"""Theirs while a round has something for narrow lines alone. On a full uplink any line seems so: what goes to it waits
+behind them, and its acknowledgements behind those whom its own peer gives bulk to."""
 LATELY = 8
 """Versions for which a member is known that left."""
 IN_ORDER_SHARE = 0.25
@@ -69,13 +72,16 @@ class Joiners:
         steps: StageSteps,
         lanes: Callable[[], int],
         wanted: Callable[[], float | None],
+        is_by_narrow: Callable[[], bool],
         uplink: Callable[[], float | None],
     ) -> None:
-        """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want them
-        all; None while they leave some. `uplink`: the same, whoever wants them; None while nobody knows."""
+        """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want any;
+        None while they do not. `is_by_narrow`: that all of those go to members whose lines are narrow. `uplink`: as
+        `wanted`, whoever wants them; None while nobody knows."""
         self._steps = steps
         self._lanes = lanes
         self._wanted = wanted
+        self._is_by_narrow = is_by_narrow
         self._uplink = uplink
         self._waiting: list[_Turn] = []
         self._going: list[_Turn] = []
@@ -200,6 +206,8 @@ class Joiners:
         wanted = self._wanted()
         if wanted is None:
             return None
+        if self._is_by_narrow():
+            return wanted * BESIDE_NARROW_SHARE
         is_spared = self.is_behind and not self._is_back(turn)
         return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
 

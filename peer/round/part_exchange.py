@@ -94,6 +94,7 @@ class PartExchange:
             steps,
             lambda: min(MOST_LANES, self._outbox.usual_lanes),
             lambda: self._outbox.wanted_bytes_per_s,
+            lambda: self._outbox.goes_to_narrow_lines,
             lambda: self._outbox.uplink_bytes_per_s,
         )
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])

@@ -433,9 +433,14 @@ class Outbox:
 
     @property
     def wanted_bytes_per_s(self) -> float | None:
-        """That the uplink carries, while something goes that fills it; None: nothing does, or nobody knows how many."""
-        is_full = any(line.on_uplink and not line.is_narrow for line in self._lines.values())
-        return self._uplink.bytes_per_s if is_full else None
+        """That the uplink carries, while something goes over it; None: nothing does, or nobody knows how many."""
+        goes = any(line.on_uplink or (line.is_narrow and line.meter.busy) for line in self._lines.values())
+        return self._uplink.bytes_per_s if goes else None
+
+    @property
+    def goes_to_narrow_lines(self) -> bool:
+        """All that goes does: none of it fills the uplink."""
+        return not any(line.on_uplink and not line.is_narrow for line in self._lines.values())
 
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""

@@ -13,6 +13,7 @@ import pytest
 from peer.round import joiners as joiners_module
 from peer.round.joiners import (
     BEHIND_SHARE,
+    BESIDE_NARROW_SHARE,
     FEW_LANES,
     IN_ORDER_SHARE,
     LATE_TIMES,
@@ -95,13 +96,18 @@ class Crowd:
     """Of the last result, as those who ask say."""
     uplink: float | None = None
     lanes: int = LANES
+    is_by_narrow: bool = False
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.joiners = Joiners(
-            cast(StageSteps, self.steps), lambda: self.lanes, lambda: self.wanted, lambda: self.uplink
+            cast(StageSteps, self.steps),
+            lambda: self.lanes,
+            lambda: self.wanted,
+            lambda: self.is_by_narrow,
+            lambda: self.uplink,
         )
 
     def ask(self, *peers: PeerId) -> None:
@@ -170,7 +176,7 @@ async def bytes_in(crowd: Crowd, clock: Clock, seconds: float, peers: Sequence[P
 
 
 @pytest.mark.parametrize("num_bytes", [PIECE_BYTES // 8, PIECE_BYTES])
-@pytest.mark.parametrize("why", ["it is not", "it is late", "it has lost a contribution"])
+@pytest.mark.parametrize("why", ["it is not", "it is late", "it has lost a contribution", "it has narrow lines alone"])
 def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_while_it_is_behind(
     clock: Clock, why: str, num_bytes: int
 ) -> None:
@@ -184,8 +190,10 @@ def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_whi
             clock.now += 2 * 60.0 * LATE_TIMES + 1  # of a member alone, with one more
         elif why == "it has lost a contribution":
             steps.round.roster = FakeRoster(("who was cut off",))
-        assert crowd.joiners.is_behind == (why != "it is not")
-        theirs = wanted / 2 * seconds * (1.0 if why == "it is not" else BEHIND_SHARE)
+        crowd.is_by_narrow = why == "it has narrow lines alone"
+        assert crowd.joiners.is_behind == (why in ("it is late", "it has lost a contribution"))
+        share = BESIDE_NARROW_SHARE if crowd.is_by_narrow else BEHIND_SHARE / 2 if crowd.joiners.is_behind else 1 / 2
+        theirs = wanted * seconds * share
         went = await bytes_in(crowd, clock, seconds)
         assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
         assert len(crowd.under_way) <= LANES
@@ -331,7 +339,9 @@ def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clo
     async def main() -> None:
         wanted = PIECE_BYTES / 2
         crowd = Crowd(FakeSteps(), wanted)
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: None)
+        crowd.joiners = Joiners(
+            cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: False, lambda: None
+        )
         crowd.ask(MEMBER)
         await settled()
         crowd.ask(NEW)
@@ -360,7 +370,9 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
     async def main() -> None:
         wanted: float | None = PIECE_BYTES / 2
         crowd = Crowd(FakeSteps())
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: None)
+        crowd.joiners = Joiners(
+            cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: False, lambda: None
+        )
         members = SimpleNamespace(members=(MEMBER, ME, BACK, NEW, THIRD))
         crowd.joiners.turned(VersionTurned(cast(Any, members), is_next=True))
         due_s = 2 / (1 / 2)  # a stage of two gives half of its uplink
@@ -398,7 +410,9 @@ def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> N
     async def main() -> None:
         part_bytes, wanted = PIECE_BYTES // 4, PIECE_BYTES / 8
         crowd = Crowd(FakeSteps(), num_bytes=part_bytes)
-        crowd.joiners = Joiners(cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted, lambda: None)
+        crowd.joiners = Joiners(
+            cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted, lambda: False, lambda: None
+        )
         crowd.ask(MEMBER, MEMBER, NEW, NEW)
         went: list[PeerId] = []
         for _ in range(int(40 * part_bytes / (wanted / 2) / LOOK_S)):

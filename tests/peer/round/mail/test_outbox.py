@@ -550,7 +550,7 @@ def test_what_nobody_wants_any_more_tells_nothing_of_the_uplink() -> None:
 
 
 def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of a tenth of the others' rate is busy for minutes, and leaves nine tenths of the uplink to who joins."""
+    """A line of a tenth of the others' rate is busy for minutes, and leaves most of the uplink to who joins."""
 
     async def main() -> None:
         wire = Wire()
@@ -562,10 +562,11 @@ def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch
         wire.outbox.put(OTHER, parcel(0, SHORTEST_BYTES))
         await settled()
         assert wire.outbox._lines[OTHER].meter.busy == 1
-        assert wire.outbox.wanted_bytes_per_s is None
+        assert wire.outbox.wanted_bytes_per_s == 125_000.0
+        assert wire.outbox.goes_to_narrow_lines
         wire.outbox.put(ONE, parcel(0, SHORTEST_BYTES))
-        assert wire.outbox.wanted_bytes_per_s == wire.outbox._uplink.bytes_per_s
-        assert wire.outbox.wanted_bytes_per_s is not None
+        assert wire.outbox.wanted_bytes_per_s == 125_000.0
+        assert not wire.outbox.goes_to_narrow_lines
         await wire.finished()
         assert wire.outbox.wanted_bytes_per_s is None
 
