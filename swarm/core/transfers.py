@@ -123,13 +123,14 @@ class Transfer:
 
     def progress(self, came: int, *, now: float) -> None:
         """So many bytes are here in all."""
-        self.came = came = max(came, self.came)
+        is_more, self.came = came > self.came, max(came, self.came)
+        came = self.came
         since, before = self._window_from
         if now >= since + self.window_s:
             self._is_measured = True
             self.rate = min(self.rate, max(self.least, (came - before) / (now - since)))
             self._window_from = (now, came)
-        if came:
+        if is_more:
             owed_s = OWED_BYTES * (now - self.began) / came
             self._quiet_s = min(LONGEST_WINDOWS * self.window_s, max(self.window_s, owed_s))
         if now < self._looks[-1][0] + self.window_s / LOOKS and len(self._looks) > 1:

@@ -66,6 +66,10 @@ class Meter:
             self._measure(now)
             self._busy_since, self._sent_bytes = now, 0
 
+    def skip(self, now: float) -> None:
+        """What went up to now tells nothing of the line."""
+        self._begin_anew(now)
+
     def end(self, now: float) -> None:
         """One message less."""
         self.busy -= 1

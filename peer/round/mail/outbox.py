@@ -83,9 +83,9 @@ UNSURE_BYTES = 64 << 10
 that it comes, should the line have become slow."""
 NARROW, SLOW_LANES = 4.0, 3.0
 """A line is narrow that carries the first times less than the fastest of those that carry something, or than its share
-of this peer's uplink, and whose messages take the second times as long a byte as another line's, and as those on an
-uplink all of whose lanes are full. What carries little because it has few lanes is not, and would have no more of them
-if it were held for narrow."""
+of this peer's uplink. One that has one lane carries little because of that, and would have no more if it were held for
+narrow: so it must also take the second times as long for a byte of a message as another line does, and as an uplink
+does whose lanes are all full."""
 LANES_COUNT = 0.75
 """What messages before took of a line counts so much with each that has come."""
 AWAY_S = 2.0
@@ -127,6 +127,10 @@ class _Line:
     """It was found so with as many lanes as it had then: by the one that it has since, each byte may be there soon."""
     narrow_s: float = TRY_AGAIN_S
     """For how long it is held for narrow next time."""
+    measured_from: float = -math.inf
+    """What began before, while it was held for narrow, tells nothing of it."""
+    beside: int = 0
+    """Lanes without a share of the uplink that do not hang."""
     share: int = 0
     """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
     the uplink is in."""
@@ -181,8 +185,11 @@ class _Line:
         rate = self.meter.bytes_per_s
         return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
 
-    def took(self, num_bytes: int, seconds: float) -> None:
+    def took(self, num_bytes: int, began: float, now: float) -> None:
         """One message of so many bytes."""
+        if began < self.measured_from:
+            return
+        seconds = now - began
         self.sent_bytes = LANES_COUNT * self.sent_bytes + num_bytes
         self.sent_s = LANES_COUNT * self.sent_s + seconds
 
@@ -191,14 +198,26 @@ class _Line:
         """Of one message; None: unknown."""
         return self.sent_bytes / self.sent_s if self.sent_s > 0 else None
 
+    @property
+    def is_going(self) -> bool:
+        return bool(self.waiting) or self.meter.busy > 0
+
     def judge(self, below: float, lanes_below: float, now: float) -> None:
-        """Whether it is narrow, which one is that carries less in all, and less by each lane."""
-        carries_little = self.meter.bytes_per_s is not None and self.meter.bytes_per_s < below
-        if not carries_little:
-            self.narrow_until, self.narrow_s = -math.inf, TRY_AGAIN_S
-        elif now >= self.narrow_until and self.lane_bytes_per_s is not None and self.lane_bytes_per_s < lanes_below:
-            self.narrow_until, self.narrow_s = now + self.narrow_s, min(SELDOM_S, 2 * self.narrow_s)
-        self.is_narrow = now < self.narrow_until
+        """Whether it is narrow, which one is that carries less than so many bytes a second, and by each lane, if it has
+        few."""
+        rate = self.meter.bytes_per_s
+        was_held, is_held = self.is_narrow, now < self.narrow_until
+        if not self.is_going:
+            self.is_narrow = is_held
+        elif rate is None or rate >= below:
+            self.is_narrow, self.narrow_until, self.narrow_s = False, -math.inf, TRY_AGAIN_S
+        elif was_held and not is_held and Pace.of(rate).lanes == 1:
+            self.is_narrow, self.measured_from, self.sent_bytes, self.sent_s = False, now, 0.0, 0.0
+        elif not is_held:
+            lane = self.lane_bytes_per_s
+            self.is_narrow = Pace.of(rate).lanes > 1 or (lane is not None and lane < lanes_below)
+            if self.is_narrow:
+                self.narrow_until, self.narrow_s = now + self.narrow_s, min(SELDOM_S, 2 * self.narrow_s)
 
     def longest_s(self, num_bytes: int) -> float:
         """Seconds in which a message is surely there, unless it hangs."""
@@ -247,6 +266,7 @@ class _Lane:
     line: _Line
     uplink: Meter
     on_uplink: bool
+    is_beside: bool = False
     is_leaving: bool = False
     """Bytes of its message are on their way."""
 
@@ -255,6 +275,9 @@ class _Lane:
         if self.on_uplink:
             self.line.on_uplink += 1
             self.uplink.begin(now)
+        else:
+            self.is_beside = True
+            self.line.beside += 1
 
     def hangs(self, now: float) -> None:
         """Its share of the uplink is others' from now on."""
@@ -262,8 +285,14 @@ class _Lane:
             self.line.on_uplink -= 1
             self.uplink.hangs(now)
         self.on_uplink = False
+        self._is_beside_no_more()
+
+    def _is_beside_no_more(self) -> None:
+        self.line.beside -= self.is_beside
+        self.is_beside = False
 
     def end(self, now: float) -> None:
+        self._is_beside_no_more()
         ended = Meter.hangs if self.line.is_away else Meter.end
         ended(self.line.meter, now)
         if self.on_uplink and not self.line.is_over:
@@ -406,10 +435,12 @@ class Outbox:
         """Find those that are narrow. What a line carried once that has nothing to carry now says nothing of those that
         share the uplink: what that carries does."""
         now = time.monotonic()
-        going = [line.meter.bytes_per_s or 0.0 for line in self._lines.values() if line.waiting or line.meter.busy]
-        below = max([*going, (self._uplink.bytes_per_s or 0.0) / max(1, len(going))]) / NARROW
-        fastest = max((line.lane_bytes_per_s or 0.0 for line in self._lines.values()), default=0.0)
+        going = [line for line in self._lines.values() if line.is_going]
         rate = self._uplink.bytes_per_s
+        rates = [line.meter.bytes_per_s or 0.0 for line in going]
+        below = max([*rates, (rate or 0.0) / max(1, len(going))]) / NARROW
+        others = going if len(going) > 1 else self._lines.values()
+        fastest = max((line.lane_bytes_per_s or 0.0 for line in others), default=0.0)
         shared = rate / self.uplink_lanes if rate is not None else math.inf
         for line in self._lines.values():
             line.judge(below, min(fastest, shared) / SLOW_LANES, now)
@@ -434,13 +465,13 @@ class Outbox:
     @property
     def wanted_bytes_per_s(self) -> float | None:
         """That the uplink carries, while something goes over it; None: nothing does, or nobody knows how many."""
-        goes = any(line.on_uplink or (line.is_narrow and line.meter.busy) for line in self._lines.values())
+        goes = any(line.on_uplink or line.beside for line in self._lines.values())
         return self._uplink.bytes_per_s if goes else None
 
     @property
     def goes_to_narrow_lines(self) -> bool:
         """All that goes does: none of it fills the uplink."""
-        return not any(line.on_uplink and not line.is_narrow for line in self._lines.values())
+        return all(line.is_narrow for line in self._lines.values() if line.on_uplink or line.beside)
 
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
@@ -485,9 +516,11 @@ class Outbox:
                     line.put_off(together, now)
                     break
                 if num_bytes:
-                    line.took(num_bytes, now - began)
+                    line.took(num_bytes, began, now)
                     line.meter.gone(num_bytes, now)
-                    if lane.on_uplink:
+                    if lane.on_uplink and self.goes_to_narrow_lines:
+                        self._uplink.skip(now)  # nobody has all of it
+                    elif lane.on_uplink:
                         self._uplink.gone(num_bytes, now)
                 if not self._stays(lane):
                     break

@@ -87,6 +87,13 @@ def test_a_line_that_was_slow_from_its_start_is_held_to_what_it_brought() -> Non
     assert ends == pytest.approx(10_000_000 / (slow * 0.9), rel=0.01)
 
 
+def test_who_is_silent_after_the_first_bytes_is_given_up_as_soon_as_who_was_fast() -> None:
+    transfer = Transfer(num_bytes=1_000_000, began=0.0)
+    for now in (0.1, 1.0, 2.0, 3.0, 4.0):
+        transfer.progress(4_000, now=now)
+    assert transfer.due <= WINDOW_S + 0.1
+
+
 def test_who_drips_is_cut_off_within_a_bound() -> None:
     transfer = Transfer(num_bytes=1_000_000, began=0.0)
     assert drip(transfer, 100.0, every_s=0.5, for_s=1e6) <= LONGEST_WINDOWS * WINDOW_S

@@ -495,7 +495,10 @@ def test_a_line_that_was_found_narrow_with_more_lanes_is_not_held_for_wide_with_
                 wire.now += 1.0
                 wire.outbox._begin()
             held_s.append(wire.now - found_at)
-            line.sent_bytes = 5_000.0  # by each of several
+            line.took(SHORTEST_BYTES, found_at, wire.now)
+            wire.outbox._begin()
+            assert not line.is_narrow, "what began while it was held tells nothing of it"
+            line.took(SHORTEST_BYTES, wire.now, wire.now + SHORTEST_BYTES / 5_000)  # by each of several
             wire.outbox._begin()
             assert line.is_narrow
         assert held_s == pytest.approx([TRY_AGAIN_S, 2 * TRY_AGAIN_S, 4 * TRY_AGAIN_S, SELDOM_S], abs=1.0)
@@ -503,6 +506,31 @@ def test_a_line_that_was_found_narrow_with_more_lanes_is_not_held_for_wide_with_
         wire.outbox._begin()
         assert not line.is_narrow, "it carries as much as others, whatever was found before"
         await wire.finished()
+
+    asyncio.run(main())
+
+
+def test_a_line_of_several_lanes_is_narrow_by_what_it_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is as fast as on other lines, however wide: it has as many as its rate asks for."""
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 100_000.0, monkeypatch, peer=OTHER)
+        await measured(wire, 4_000_000.0, monkeypatch, num_messages=7)
+        wire.outbox._uplink.bytes_per_s = 5_000_000.0
+        wire.open.clear()
+        for number in range(4):
+            wire.outbox.put(OTHER, parcel(number, SHORTEST_BYTES))
+        await settled()
+        line = wire.outbox._lines[OTHER]
+        assert line.pace.lanes > 1
+        assert line.is_narrow
+        assert line.on_uplink
+        assert line.beside
+        assert wire.outbox.goes_to_narrow_lines
+        wire.now += 10.0
+        await wire.finished()
+        assert wire.outbox.uplink_bytes_per_s == 5_000_000.0, "what goes to it tells nothing of the uplink"
 
     asyncio.run(main())
 
