@@ -8,6 +8,7 @@ import pytest
 
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import ALIVE_SHARE, LEAST_BYTES_PER_S, OWED_BYTES, SHARED_BY
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.transport import Message
@@ -225,7 +226,7 @@ def test_bodies_that_share_a_line_end_together() -> None:
     simulate(main)
 
 
-def test_a_broken_line_ends_a_transfer_within_a_window_and_a_mended_one_carries_again() -> None:
+def test_a_broken_line_ends_a_transfer_in_its_time_and_a_mended_one_carries_again() -> None:
     async def main() -> None:
         network = MemoryNetwork(random.Random(1))
         a, b, _ = peers(network)
@@ -234,7 +235,10 @@ def test_a_broken_line_ends_a_transfer_within_a_window_and_a_mended_one_carries_
         asyncio.get_running_loop().call_later(30.0, network.break_line, A)
         with pytest.raises(TransientError, match="no answer to echo"):
             await a.call(B, "echo", Message({}, bytes(1_000_000)), timeout_s=60.0, max_body_bytes=1 << 20)
-        assert 33.5 < now() < 35.5  # a quarter of the rate no longer comes in over 5 s: 1.25 s' worth came last
+        owed_s = OWED_BYTES / 10_000.0  # in which a quarter of the least rate no longer comes
+        assert now() == pytest.approx(
+            30.0 + owed_s * (1 - ALIVE_SHARE * LEAST_BYTES_PER_S / SHARED_BY / 10_000.0), abs=1.0
+        )
         network.mend_line(A)
         await ask(a, B)
 
