@@ -111,7 +111,6 @@ class Transfer:
     """Assumed, bytes a second; from the first window on what the slowest brought, if that is less, down to `least`."""
     _looks: list[tuple[float, int]] = field(default_factory=list)
     """When how many bytes were there in all, lately."""
-    _is_measured: bool = False
 
     def __post_init__(self) -> None:
         self.least = self.rate / SHARED_BY
@@ -127,7 +126,6 @@ class Transfer:
         came = self.came
         since, before = self._window_from
         if now >= since + self.window_s:
-            self._is_measured = True
             self.rate = min(self.rate, max(self.least, (came - before) / (now - since)))
             self._window_from = (now, came)
         if is_more:
@@ -143,7 +141,8 @@ class Transfer:
     @property
     def due(self) -> float:
         """When it is given up, unless more has come by then."""
-        rate = self.rate if self._is_measured else self.least
+        is_measured = self._window_from[0] > self.began
+        rate = self.rate if is_measured else self.least
         ends_at = self.began + longest_s(self.num_bytes, rate, floor_s=self.floor_s)
         wanted = min(ALIVE_SHARE * self._quiet_s * self.least, self.num_bytes - self.came)
         if wanted <= 0:

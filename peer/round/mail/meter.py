@@ -50,7 +50,7 @@ class Meter:
         if not self.busy:
             self.is_known = False
             if now > self._ended_at + MOMENT_S:
-                self._begin_anew(now)
+                self.begin_anew(now)
         self.busy += 1
 
     def gone(self, num_bytes: int, now: float) -> None:
@@ -66,10 +66,6 @@ class Meter:
             self._measure(now)
             self._busy_since, self._sent_bytes = now, 0
 
-    def skip(self, now: float) -> None:
-        """What went up to now tells nothing of the line."""
-        self._begin_anew(now)
-
     def end(self, now: float) -> None:
         """One message less."""
         self.busy -= 1
@@ -80,9 +76,9 @@ class Meter:
     def hangs(self, now: float) -> None:
         """One message less that nothing was heard of: the time that it took tells nothing of the line."""
         self.busy -= 1
-        self._begin_anew(now)
+        self.begin_anew(now)
 
-    def _begin_anew(self, now: float) -> None:
+    def begin_anew(self, now: float) -> None:
         """Nothing of before counts."""
         self._busy_since, self._sent_bytes = now, 0
         if self.lanes is not None:

@@ -187,11 +187,9 @@ class _Line:
 
     def took(self, num_bytes: int, began: float, now: float) -> None:
         """One message of so many bytes."""
-        if began < self.measured_from:
-            return
-        seconds = now - began
-        self.sent_bytes = LANES_COUNT * self.sent_bytes + num_bytes
-        self.sent_s = LANES_COUNT * self.sent_s + seconds
+        if began >= self.measured_from:
+            self.sent_bytes = LANES_COUNT * self.sent_bytes + num_bytes
+            self.sent_s = LANES_COUNT * self.sent_s + (now - began)
 
     @property
     def lane_bytes_per_s(self) -> float | None:
@@ -203,19 +201,20 @@ class _Line:
         return bool(self.waiting) or self.meter.busy > 0
 
     def judge(self, below: float, lanes_below: float, now: float) -> None:
-        """Whether it is narrow, which one is that carries less than so many bytes a second, and by each lane, if it has
-        few."""
+        """Whether it is narrow, which one is that carries less than so many bytes a second, and, if it has one lane,
+        less by that."""
         rate = self.meter.bytes_per_s
+        has_one = rate is not None and Pace.of(rate).lanes == 1
         was_held, is_held = self.is_narrow, now < self.narrow_until
         if not self.is_going:
             self.is_narrow = is_held
         elif rate is None or rate >= below:
             self.is_narrow, self.narrow_until, self.narrow_s = False, -math.inf, TRY_AGAIN_S
-        elif was_held and not is_held and Pace.of(rate).lanes == 1:
+        elif was_held and not is_held and has_one:
             self.is_narrow, self.measured_from, self.sent_bytes, self.sent_s = False, now, 0.0, 0.0
         elif not is_held:
             lane = self.lane_bytes_per_s
-            self.is_narrow = Pace.of(rate).lanes > 1 or (lane is not None and lane < lanes_below)
+            self.is_narrow = not has_one or (lane is not None and lane < lanes_below)
             if self.is_narrow:
                 self.narrow_until, self.narrow_s = now + self.narrow_s, min(SELDOM_S, 2 * self.narrow_s)
 
@@ -519,7 +518,7 @@ class Outbox:
                     line.took(num_bytes, began, now)
                     line.meter.gone(num_bytes, now)
                     if lane.on_uplink and self.goes_to_narrow_lines:
-                        self._uplink.skip(now)  # nobody has all of it
+                        self._uplink.begin_anew(now)  # nobody has all of it
                     elif lane.on_uplink:
                         self._uplink.gone(num_bytes, now)
                 if not self._stays(lane):
