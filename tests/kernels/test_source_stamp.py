@@ -33,6 +33,9 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package that counts as this project's."""
     monkeypatch.setattr(stamps, "PACKAGES", ("made_up",))
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv(
+        "NUMBA_CACHE_DIR", config.CACHE_DIR
+    )  # a compilation reads it anew when any of numba's has changed
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "made_up"
     folder.mkdir()
@@ -129,7 +132,7 @@ def test_of_processes_that_need_a_kernel_at_the_same_time_one_compiles_it_and_sa
     ]
     begin = [sys.executable, "-c", "\n".join(lines)]
     paths = os.pathsep.join([str(made_up.parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": config.CACHE_DIR}
+    environment = {**os.environ, "PYTHONPATH": paths}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as ended:
         both = [ended.enter_context(subprocess.Popen(begin, env=environment, **pipes)) for _ in range(2)]
