@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
-from swarm.core.transfers import LEAST_BYTES_PER_S, MOST_DONORS, PIECE_BYTES, expected_s, join_share
+from swarm.core.transfers import LEAST_BYTES_PER_S, MOST_DONORS, MOST_LANES, PIECE_BYTES, expected_s, join_share
 from swarm.network.transport import Message
 
 LATE_TIMES = 1.25
@@ -64,24 +65,33 @@ class _Turn:
     """It went as a part of a result to who was a member lately."""
 
 
+class SharedUplink(Protocol):
+    """This peer's, as its rounds know it."""
+
+    @property
+    def usual_lanes(self) -> int: ...
+
+    @property
+    def uplink_bytes_per_s(self) -> float | None:
+        """None while nobody knows."""
+
+    @property
+    def wanted_bytes_per_s(self) -> float | None:
+        """As above, while rounds want any; None while they do not."""
+
+    @property
+    def goes_to_narrow_lines(self) -> bool:
+        """All that rounds send now."""
+
+    def keeps_from_others(self) -> None:
+        """Somebody else would have more of it now than it may."""
+
+
 class Joiners:
     """Who catches up, and has or waits for an answer with bulk."""
 
-    def __init__(
-        self,
-        steps: StageSteps,
-        lanes: Callable[[], int],
-        wanted: Callable[[], float | None],
-        is_by_narrow: Callable[[], bool],
-        uplink: Callable[[], float | None],
-    ) -> None:
-        """`lanes`: as many as this peer's uplink has for one peer. `wanted`: its bytes a second, while rounds want any;
-        None while they do not. `is_by_narrow`: that all of those go to members whose lines are narrow. `uplink`: as
-        `wanted`, whoever wants them; None while nobody knows."""
+    def __init__(self, steps: StageSteps, uplink: SharedUplink) -> None:
         self._steps = steps
-        self._lanes = lanes
-        self._wanted = wanted
-        self._is_by_narrow = is_by_narrow
         self._uplink = uplink
         self._waiting: list[_Turn] = []
         self._going: list[_Turn] = []
@@ -143,7 +153,7 @@ class Joiners:
         if lacks_bytes is None or not (waits or self._takes(peer, TAKES_S)):
             return None
         num_donors = min(MOST_DONORS, max(1, len(self._steps.chain.members) - 1))
-        return expected_s(lacks_bytes, num_donors * (self._uplink() or LEAST_BYTES_PER_S))
+        return expected_s(lacks_bytes, num_donors * (self._uplink.uplink_bytes_per_s or LEAST_BYTES_PER_S))
 
     def _takes(self, peer: PeerId, asks_again_s: float) -> bool:
         """Whether somebody who was a member lately takes results, or took one not longer ago."""
@@ -151,9 +161,14 @@ class Joiners:
         return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + asks_again_s
 
     @property
+    def _most(self) -> int:
+        """Answers at a time, but for each one's first: as many as the uplink has lanes for one peer."""
+        return min(MOST_LANES, self._uplink.usual_lanes)
+
+    @property
     def _is_narrow(self) -> bool:
         """Whether a round wants an uplink so slow that what goes beside has as much of it, and drops its packets."""
-        return self._wanted() is not None and self._lanes() <= FEW_LANES
+        return self._uplink.wanted_bytes_per_s is not None and self._most <= FEW_LANES
 
     def _waits(self, turn: _Turn) -> bool:
         """Whether another answer is under way. Who waits does so as if that had all that is theirs, and not for ever if
@@ -166,7 +181,7 @@ class Joiners:
     def _is_passed(self, turn: _Turn) -> bool:
         """Whether others come first that have no answer waiting: one of theirs is under way all the time. Also between
         rounds, the next of which may wait for them."""
-        if self._is_back(turn) or self._lanes() > FEW_LANES:
+        if self._is_back(turn) or self._most > FEW_LANES:
             return False
         return any(self._takes(peer, ASKS_S) for peer in self._took_at if peer != turn.peer)
 
@@ -203,17 +218,17 @@ class Joiners:
 
     def _bytes_per_s(self, turn: _Turn) -> float | None:
         """Of all answers together, where this one is next; None: as many as there are lanes."""
-        wanted = self._wanted()
+        wanted = self._uplink.wanted_bytes_per_s
         if wanted is None:
             return None
-        if self._is_by_narrow():
+        if self._uplink.goes_to_narrow_lines:
             return wanted * BESIDE_NARROW_SHARE
         is_spared = self.is_behind and not self._is_back(turn)
         return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
 
     def _share(self, turn: _Turn) -> float:
         """Bytes a second that are theirs: all of the line, while no round wants it."""
-        return self._bytes_per_s(turn) or self._uplink() or LEAST_BYTES_PER_S
+        return self._bytes_per_s(turn) or self._uplink.uplink_bytes_per_s or LEAST_BYTES_PER_S
 
     def _is_back(self, turn: _Turn) -> bool:
         """Whether it is of a result, for a member that was cut off, or who was one lately."""
@@ -248,16 +263,18 @@ class Joiners:
     def _begin(self) -> None:
         """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others; on a
         narrow line one at a time has any."""
-        most = self._lanes()
 
         def may_go(turn: _Turn) -> bool:
-            return not turn.place.done() and (len(self._going) < most or not self._num_going(turn.peer))
+            return not turn.place.done() and (len(self._going) < self._most or not self._num_going(turn.peer))
 
         while waiting := list(filter(may_go, self._waiting)):
             first = min(waiting, key=self._rank)
             is_owed = self._owed_bytes > 0
             turn = waiting[0] if is_owed else first
-            if self._is_ahead(first) or (self._is_narrow and self._waits(first)):
+            is_ahead = self._is_ahead(first)
+            if is_ahead:
+                self._uplink.keeps_from_others()
+            if is_ahead or (self._is_narrow and self._waits(first)):
                 self._look_again()
                 return
             if not is_owed and self._is_passed(first):

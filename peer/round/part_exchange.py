@@ -48,7 +48,7 @@ from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Ros
 from swarm.core.round.proposal import left_by
 from swarm.core.round.voting import MOST_VIEWS
 from swarm.core.round.words import Reduction, Words
-from swarm.core.transfers import MESSAGE_BYTES, MOST_LANES, bytes_per_s, longest_s
+from swarm.core.transfers import MESSAGE_BYTES, bytes_per_s, longest_s
 from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -90,13 +90,7 @@ class PartExchange:
         self._reductions = steps.context.reductions
         traffic = self._context.transport.traffic
         self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
-        self.joiners = Joiners(
-            steps,
-            lambda: min(MOST_LANES, self._outbox.usual_lanes),
-            lambda: self._outbox.wanted_bytes_per_s,
-            lambda: self._outbox.goes_to_narrow_lines,
-            lambda: self._outbox.uplink_bytes_per_s,
-        )
+        self.joiners = Joiners(steps, self._outbox)
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()

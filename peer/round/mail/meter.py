@@ -19,6 +19,8 @@ LOOK_AFTER_S = 1.0
 MOMENT_S = 0.1
 """Between two messages of a line that is busy: one lane, whose next message goes to somebody else, is never so for
 long, and an uplink that was slow for a moment would have that one for good."""
+FULL = 0.9
+"""Of what a line was held for: one that carried so much, though others were kept from it, may be measured by it."""
 UNKNOWN_BYTES_PER_S = 125_000.0
 """Of a line by which nothing was fetched yet."""
 
@@ -37,6 +39,9 @@ class Meter:
     measured here alone, which would make room for the rest and be measured again as less. None: nothing else goes."""
     lanes: Lanes | None = None
     """Tried on it."""
+    is_kept_from: bool = False
+    """Others were, since it is busy or was measured: it carried less than it could. To be set by who keeps them. They
+    may have a share of what it is held for, and would have less each time, for it carried less by that."""
     _moved_before: int = 0
     _last_rate: float = 0.0
     _busy_since: float = 0.0
@@ -60,11 +65,11 @@ class Meter:
             self._moved_before, num_bytes = moved, max(0, moved - self._moved_before)
         self._sent_bytes += num_bytes
         if self.lanes is not None and self.lanes.runs_in(now):
-            self._busy_since, self._sent_bytes = now, 0
+            self._begin_window(now)
         is_time = now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES
         if is_time and (self.lanes is None or self.lanes.is_decided(now)):
             self._measure(now)
-            self._busy_since, self._sent_bytes = now, 0
+            self._begin_window(now)
 
     def end(self, now: float) -> None:
         """One message less."""
@@ -80,10 +85,13 @@ class Meter:
 
     def begin_anew(self, now: float) -> None:
         """Nothing of before counts."""
-        self._busy_since, self._sent_bytes = now, 0
+        self._begin_window(now)
         if self.lanes is not None:
             self.lanes.forget(now)
         self._moved_before = self.moved() if self.moved is not None else 0
+
+    def _begin_window(self, now: float) -> None:
+        self._busy_since, self._sent_bytes, self.is_kept_from = now, 0, False
 
     def _measure(self, now: float) -> None:
         """It has nothing to send any more, or has sent for long. What tells too little is counted with what comes."""
@@ -91,6 +99,9 @@ class Meter:
         is_enough = self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes > 0)
         if is_enough and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
+            if self.is_kept_from and rate < FULL * (self.bytes_per_s or 0.0):
+                self.begin_anew(now)
+                return
             shown = None
             if self.lanes is not None and self.lanes.is_decided(now):
                 shown = self.lanes.measured(rate, self.bytes_per_s, self.busy, now)
@@ -103,7 +114,7 @@ class Meter:
             if shown is not None:
                 self.bytes_per_s = max(shown, self.bytes_per_s)
             self.is_known = True
-            self._busy_since, self._sent_bytes = now, 0
+            self._begin_window(now)
 
 
 class Turns:

@@ -472,6 +472,10 @@ class Outbox:
         """All that goes does: none of it fills the uplink."""
         return all(line.is_narrow for line in self._lines.values() if line.on_uplink or line.beside)
 
+    def keeps_from_others(self) -> None:
+        """Somebody who has a part of what the uplink was held for would have more: less than that shows nothing."""
+        self._uplink.is_kept_from = True
+
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         return lanes <= self.uplink_lanes

@@ -102,13 +102,26 @@ class Crowd:
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.joiners = Joiners(
-            cast(StageSteps, self.steps),
-            lambda: self.lanes,
-            lambda: self.wanted,
-            lambda: self.is_by_narrow,
-            lambda: self.uplink,
-        )
+        self.joiners = Joiners(cast(StageSteps, self.steps), self)
+
+    @property
+    def usual_lanes(self) -> int:
+        return self.lanes
+
+    @property
+    def wanted_bytes_per_s(self) -> float | None:
+        return self.wanted
+
+    @property
+    def goes_to_narrow_lines(self) -> bool:
+        return self.is_by_narrow
+
+    @property
+    def uplink_bytes_per_s(self) -> float | None:
+        return self.uplink
+
+    def keeps_from_others(self) -> None:
+        """Nothing measures it here."""
 
     def ask(self, *peers: PeerId) -> None:
         self.tasks += [asyncio.ensure_future(self._hold(peer)) for peer in peers]
@@ -338,10 +351,7 @@ def test_who_takes_a_state_is_not_about_to_be_back(clock: Clock) -> None:
 def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clock: Clock, lanes: int) -> None:
     async def main() -> None:
         wanted = PIECE_BYTES / 2
-        crowd = Crowd(FakeSteps(), wanted)
-        crowd.joiners = Joiners(
-            cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: False, lambda: None
-        )
+        crowd = Crowd(FakeSteps(), wanted, lanes=lanes)
         crowd.ask(MEMBER)
         await settled()
         crowd.ask(NEW)
@@ -368,11 +378,7 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
     """Four connections on 1 Mbit/s lost a fifth of their packets."""
 
     async def main() -> None:
-        wanted: float | None = PIECE_BYTES / 2
-        crowd = Crowd(FakeSteps())
-        crowd.joiners = Joiners(
-            cast(StageSteps, crowd.steps), lambda: lanes, lambda: wanted, lambda: False, lambda: None
-        )
+        crowd = Crowd(FakeSteps(), PIECE_BYTES / 2, lanes=lanes)
         members = SimpleNamespace(members=(MEMBER, ME, BACK, NEW, THIRD))
         crowd.joiners.turned(VersionTurned(cast(Any, members), is_next=True))
         due_s = 2 / (1 / 2)  # a stage of two gives half of its uplink
@@ -395,7 +401,7 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
             assert crowd.under_way == [BACK]
             await wait(2 * LOOK_S)
             assert crowd.under_way == [BACK, NEW], "nobody waits for ever for a peer with a slower line"
-            wanted = None
+            crowd.wanted = None
             crowd.ask(MEMBER, THIRD)
             await wait(0.0)
             assert crowd.under_way == [BACK, NEW, MEMBER, THIRD]
@@ -409,10 +415,7 @@ def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> N
 
     async def main() -> None:
         part_bytes, wanted = PIECE_BYTES // 4, PIECE_BYTES / 8
-        crowd = Crowd(FakeSteps(), num_bytes=part_bytes)
-        crowd.joiners = Joiners(
-            cast(StageSteps, crowd.steps), lambda: FEW_LANES, lambda: wanted, lambda: False, lambda: None
-        )
+        crowd = Crowd(FakeSteps(), wanted, num_bytes=part_bytes, lanes=FEW_LANES)
         crowd.ask(MEMBER, MEMBER, NEW, NEW)
         went: list[PeerId] = []
         for _ in range(int(40 * part_bytes / (wanted / 2) / LOOK_S)):
