@@ -16,6 +16,7 @@ from kernels.threads import Threads
 from peer.state import continuing
 from peer.state.continuing import Continuing, from_elsewhere
 from peer.state.joining_state import JoiningState
+from swarm.checkpoint import many_donors
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import CHUNK_BYTES, UNNAMED, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
@@ -125,7 +126,9 @@ def test_who_goes_back_has_the_state_of_the_host_and_of_members_who_are_there_al
     asyncio.run(play())
 
 
-def test_what_came_of_a_state_stays_when_its_donors_break_off(tmp_path: Path) -> None:
+def test_what_came_of_a_state_stays_when_its_donors_break_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_donors, "LOOK_FOR_MORE_S", 0.05)
+
     async def play() -> None:
         scene = Scene(tmp_path)
         scene.gives(HOST, STATE, {0, 1, 2})

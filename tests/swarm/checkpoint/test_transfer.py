@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swarm.checkpoint import many_donors
 from swarm.checkpoint.state import CHUNK_BYTES, StageState, chunk_hash, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state_by_digest
 from swarm.core.errors import TransientError
@@ -66,7 +67,11 @@ class Scene:
         return state
 
 
-def test_what_one_donor_gave_before_it_went_is_not_fetched_again_of_another(tmp_path: Path) -> None:
+def test_what_one_donor_gave_before_it_went_is_not_fetched_again_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_donors, "LOOK_FOR_MORE_S", 0.05)
+
     def first_only(index: int) -> bytes:
         if index > 1:
             raise TransientError("its snapshot is gone")
