@@ -17,7 +17,8 @@ from typing import Any
 
 import click
 
-from peer.round.mail.outbox import OnItsWay, Outbox, Parcel
+from peer.round.mail.outbox import OnItsWay, Outbox
+from peer.round.mail.parcel import Parcel
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId

@@ -21,7 +21,8 @@ from peer.round.joiners import Joiners
 from peer.round.mail.fragments import Fragment
 from peer.round.mail.mail import RoundMail
 from peer.round.mail.meter import Turns
-from peer.round.mail.outbox import OnItsWay, Outbox, Parcel
+from peer.round.mail.outbox import OnItsWay, Outbox
+from peer.round.mail.parcel import Parcel
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps

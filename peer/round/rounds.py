@@ -16,7 +16,7 @@ from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
 from peer.round.joiners import Joiners
 from peer.round.mail.mail import RoundMail
-from peer.round.mail.outbox import SHORTEST_BYTES
+from peer.round.mail.pace import SHORTEST_BYTES
 from peer.round.part_exchange import PartExchange
 from peer.round.presence import Presence
 from peer.round.signing_log import SigningLog

@@ -20,249 +20,35 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.mail.lanes import SELDOM_S, TRY_AGAIN_S, Lanes
-from peer.round.mail.meter import UNKNOWN_BYTES_PER_S, Meter
+from peer.round.mail.lanes import Lanes
+from peer.round.mail.line import UNSURE_BYTES, Line
+from peer.round.mail.meter import Meter
+from peer.round.mail.pace import FIRST_PACE, FIRST_PEERS, Pace
+from peer.round.mail.parcel import Parcel
 from peer.round.step_state import StepState
-from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
-from swarm.core.round.contribution import ReducedPart
-from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES, lanes_of, least_lanes, longest_s
-from verification.round.papers import Bytes
+from swarm.core.transfers import LEAST_LANES, lanes_of
 
-SHORTEST_BYTES = 32 << 10
-"""Of a line so slow that it has one lane or two: with two, while an answer of one is waited for, the other fills it."""
-MESSAGE_S = 0.1
-"""How long a message should take."""
-UNDER_WAY_S = 1.6
-UNDER_WAY_BYTES = 4 << 20
-"""Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. No line is idle for an
-answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
 MOST_OF_ALL = 1 << 10
 """Lanes to all peers together, however fast the line."""
-SPARED = 4 / 3
-"""What is longer than a message should be, by less than this, is not cut: each half has a head, too."""
-CUT_BELOW_BYTES = 512 << 10
-"""Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
-LEAST_BYTES = 8 << 10
-LEAST_SHARE = 8
-"""A message keeps an eighth of its length, however little is left: each has a head and an answer."""
-
-
-class Pace(NamedTuple):
-    """How long messages to a peer are, and how many are under way at a time."""
-
-    message_bytes: int
-    lanes: int
-    cuts: bool
-    """Whether messages become shorter towards the end, and parcels are cut."""
-
-    @classmethod
-    def of(cls, bytes_per_s: float) -> "Pace":
-        """For a line of that rate."""
-        size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
-        under_way = min(UNDER_WAY_BYTES, int(bytes_per_s * UNDER_WAY_S))
-        lanes = max(least_lanes(bytes_per_s), min(MOST_LANES, under_way // size))
-        return cls(size, lanes, cuts=size < CUT_BELOW_BYTES)
-
-    def next_bytes(self, waiting_bytes: int) -> int:
-        """Of the next message, while so many wait: all lanes together take half of them."""
-        if not self.cuts:
-            return self.message_bytes
-        least = max(self.message_bytes // LEAST_SHARE, LEAST_BYTES)
-        return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
-
-
-FIRST_PACE, FIRST_PEERS = Pace(16 << 10, 2, cuts=True), 4
-"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of so many peers in a second."""
-UNSURE_BYTES = 64 << 10
-"""Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
-that it comes, should the line have become slow."""
 NARROW, SLOW_LANES = 4.0, 3.0
 """A line is narrow that carries the first times less than the fastest of those that carry something, or than its share
 of this peer's uplink. One that has one lane carries little because of that, and would have no more if it were held for
 narrow: so it must also take the second times as long for a byte of a message as another line does, and as an uplink
 does whose lanes are all full."""
-LANES_COUNT = 0.75
-"""What messages before took of a line counts so much with each that has come."""
 AWAY_S = 2.0
 """Between two times that messages to a peer are tried that does not answer them, however often something is heard of
 it."""
-HANGS_S = 10.0
-"""A message that takes so much longer than its bytes could (`longest_s`) gives back its share of the uplink."""
-
-
-@dataclass
-class _Line:
-    """To one peer."""
-
-    first_pace: Pace
-    waiting: deque["Parcel"] = field(default_factory=deque)
-    waiting_bytes: int = 0
-    meter: Meter = field(default_factory=Meter)
-    on_uplink: int = 0
-    """Of its lanes, those that have a share of the uplink. Others go beside."""
-    leaving: int = 0
-    """Of those, the ones whose bytes are on their way."""
-    began: int = 0
-    """As which of all lanes its newest one began."""
-    is_over: bool = False
-    """What is under way is to who is no member any more: it has no share of the uplink."""
-    is_last: bool = False
-    """The step does without its peer: all that others wait for goes first."""
-    away_at: float | None = None
-    """When its peer was last found not to answer; None: it is there."""
-    kept: deque["Parcel"] = field(default_factory=deque)
-    """What is sent once it answers again."""
-    returns: asyncio.TimerHandle | None = None
-    """It is tried again soon."""
-    sent_bytes: float = 0.0
-    sent_s: float = 0.0
-    """What its last messages were together, and how long each took, together; older ones count less."""
-    is_narrow: bool = False
-    narrow_until: float = -math.inf
-    """It was found so with as many lanes as it had then: by the one that it has since, each byte may be there soon."""
-    narrow_s: float = TRY_AGAIN_S
-    """For how long it is held for narrow next time."""
-    measured_from: float = -math.inf
-    """What began before, while it was held for narrow, tells nothing of it."""
-    beside: int = 0
-    """Lanes without a share of the uplink that do not hang."""
-    share: int = 0
-    """Of the uplink's lanes, while that has more than usual: the line has as many at least, for it is in the trap that
-    the uplink is in."""
-
-    @property
-    def is_away(self) -> bool:
-        return self.away_at is not None
-
-    def put(self, parcel: "Parcel") -> None:
-        if self.is_away:
-            self.kept.append(parcel)
-        else:
-            self.waiting.append(parcel)
-            self.waiting_bytes += len(parcel.body)
-
-    def put_off(self, given_up: list["Parcel"], now: float) -> None:
-        """Its peer is away, and did not answer these."""
-        self.away_at = now
-        self.kept.extendleft(reversed(given_up))
-        self.kept.extend(self.waiting)
-        self.waiting.clear()
-        self.waiting_bytes = 0
-
-    def back(self) -> None:
-        """It may have got all the same what was given up, and may have the rest of somebody else."""
-        self.away_at = self.returns = None
-        for parcel in self.kept:
-            self.put(replace(parcel, may_be_there=True))
-        self.kept.clear()
-
-    def forget(self) -> None:
-        """What is under way there is to no member any more."""
-        self.waiting.clear()
-        self.kept.clear()
-        self.waiting_bytes, self.is_over = 0, True
-        if self.returns is not None:
-            self.returns.cancel()
-
-    @property
-    def pace(self) -> Pace:
-        if self.meter.bytes_per_s is None:
-            return self.first_pace
-        pace = Pace.of(self.meter.bytes_per_s)
-        if self.is_unsure:
-            return Pace(UNSURE_BYTES, pace.lanes, cuts=True)
-        share = min(self.share, MOST_LANES, UNDER_WAY_BYTES // pace.message_bytes)
-        return pace if share <= pace.lanes else pace._replace(lanes=share)
-
-    @property
-    def is_unsure(self) -> bool:
-        """It was fast, and may be slow by now: nothing goes that would keep a slow one busy for minutes."""
-        rate = self.meter.bytes_per_s
-        return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
-
-    def took(self, num_bytes: int, began: float, now: float) -> None:
-        """One message of so many bytes."""
-        if began >= self.measured_from:
-            self.sent_bytes = LANES_COUNT * self.sent_bytes + num_bytes
-            self.sent_s = LANES_COUNT * self.sent_s + (now - began)
-
-    @property
-    def lane_bytes_per_s(self) -> float | None:
-        """Of one message; None: unknown."""
-        return self.sent_bytes / self.sent_s if self.sent_s > 0 else None
-
-    @property
-    def is_going(self) -> bool:
-        return bool(self.waiting) or self.meter.busy > 0
-
-    def judge(self, below: float, lanes_below: float, now: float) -> None:
-        """Whether it is narrow, which one is that carries less than so many bytes a second, and, if it has one lane,
-        less by that."""
-        rate = self.meter.bytes_per_s
-        has_one = rate is not None and Pace.of(rate).lanes == 1
-        was_held, is_held = self.is_narrow, now < self.narrow_until
-        if not self.is_going:
-            self.is_narrow = is_held
-        elif rate is None or rate >= below:
-            self.is_narrow, self.narrow_until, self.narrow_s = False, -math.inf, TRY_AGAIN_S
-        elif was_held and not is_held and has_one:
-            self.is_narrow, self.measured_from, self.sent_bytes, self.sent_s = False, now, 0.0, 0.0
-        elif not is_held:
-            lane = self.lane_bytes_per_s
-            self.is_narrow = not has_one or (lane is not None and lane < lanes_below)
-            if self.is_narrow:
-                self.narrow_until, self.narrow_s = now + self.narrow_s, min(SELDOM_S, 2 * self.narrow_s)
-
-    def longest_s(self, num_bytes: int) -> float:
-        """Seconds in which a message is surely there, unless it hangs."""
-        rate = self.meter.bytes_per_s or UNKNOWN_BYTES_PER_S
-        return longest_s(num_bytes, rate / max(1, self.meter.busy), floor_s=HANGS_S)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether something waits that may go, as far as this peer's line goes."""
-        return bool(self.waiting) and self.meter.busy < self.pace.lanes
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """Something for one peer, in one step's round."""
-
-    state: StepState
-    kind: str
-    head: dict[str, Value]
-    body: Bytes
-    part: int = 0
-    """The part's number."""
-    reduced: ReducedPart | None = None
-    """Which part it is, if it is none of a contribution."""
-    fragment: Fragment | None = None
-    """Which fragment of it the body is; None: it is whole."""
-    may_be_there: bool = False
-    """It was sent, or could not be for long: its peer is asked whether it has it."""
-
-    def goes_with(self, other: "Parcel") -> bool:
-        is_whole = self.fragment is None and other.fragment is None
-        return is_whole and self.state is other.state and self.kind == other.kind
-
-    def cut(self, at_most_bytes: int) -> list["Parcel"]:
-        """Fragments of equal length. Those of a very long body may be longer."""
-        body = memoryview(self.body)
-        size = -(-len(body) // min(MOST_FRAGMENTS, -(-len(body) // at_most_bytes)))
-        bodies = [body[start : start + size] for start in range(0, len(body), size)]
-        return [replace(self, body=one, fragment=Fragment(at, len(bodies))) for at, one in enumerate(bodies)]
 
 
 @dataclass(eq=False)
 class _Lane:
     """To one peer; with a share of this machine's uplink, or beside what shares that."""
 
-    line: _Line
+    line: Line
     uplink: Meter
     on_uplink: bool
     is_beside: bool = False
@@ -329,7 +115,7 @@ class Outbox:
         self._first_pace = first_pace
         self._spawn = spawn
         self._send = send
-        self._lines: dict[PeerId, _Line] = {}
+        self._lines: dict[PeerId, Line] = {}
         self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._tried = Lanes(lambda rate: lanes_of(rate, most=MOST_OF_ALL), most=MOST_OF_ALL)
         self._uplink = Meter(moved=moved, lanes=self._tried)
@@ -342,7 +128,7 @@ class Outbox:
     def put(self, peer: PeerId, parcel: Parcel, *, is_last: bool = False) -> None:
         """Send this once what was put before is sent or under way, and the peer is there; `is_last`: and nothing waits
         for anybody else."""
-        line = self._lines.setdefault(peer, _Line(self._first_pace))
+        line = self._lines.setdefault(peer, Line(self._first_pace))
         line.is_last = is_last
         line.put(parcel)
         self._begin()
@@ -480,7 +266,7 @@ class Outbox:
         """Whether the uplink carries so many in all."""
         return lanes <= self.uplink_lanes
 
-    def _next_bytes(self, line: _Line) -> int:
+    def _next_bytes(self, line: Line) -> int:
         """Of the next message to this peer."""
         if line.is_unsure:
             return UNSURE_BYTES
@@ -509,7 +295,7 @@ class Outbox:
     async def _send_waiting(self, peer: PeerId, lane: _Lane) -> None:
         line = lane.line
         try:
-            while together := _take(line, self._next_bytes(line)):
+            while together := line.take(self._next_bytes(line)):
                 self._begin()  # of what was cut, the other fragments go beside the first
                 began = time.monotonic()
                 num_bytes, now = await self._send_off(peer, together, lane), time.monotonic()
@@ -568,17 +354,3 @@ class Outbox:
             lane.line.leaving -= 1
             self._leaving -= 1
         lane.is_leaving = False
-
-
-def _take(line: _Line, at_most: int) -> list[Parcel]:
-    """The next parcels that go together, or a fragment of one that is too long; none if nothing waits."""
-    waiting = line.waiting
-    if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > SPARED * at_most:
-        waiting.extendleft(reversed(waiting.popleft().cut(at_most)))
-    taken: list[Parcel] = []
-    num_bytes = 0
-    while waiting and (not taken or (waiting[0].goes_with(taken[0]) and num_bytes + len(waiting[0].body) <= at_most)):
-        num_bytes += len(waiting[0].body)
-        taken.append(waiting.popleft())
-    line.waiting_bytes -= num_bytes
-    return taken

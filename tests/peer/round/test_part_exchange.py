@@ -16,7 +16,8 @@ from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.mail.fragments import MOST_BEGUN, Fragment, Fragments
 from peer.round.mail.mail import RESEND_S, RoundMail
-from peer.round.mail.outbox import OnItsWay, Parcel
+from peer.round.mail.outbox import OnItsWay
+from peer.round.mail.parcel import Parcel
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts

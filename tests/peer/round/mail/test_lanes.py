@@ -13,7 +13,9 @@ import pytest
 from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.mail.lanes import KEPT_S, LONGEST_TRIAL_S, MORE, Lanes
 from peer.round.mail.meter import Meter
-from peer.round.mail.outbox import OnItsWay, Outbox, Pace, Parcel
+from peer.round.mail.outbox import OnItsWay, Outbox
+from peer.round.mail.pace import Pace
+from peer.round.mail.parcel import Parcel
 from swarm.core.ids import PeerId
 from swarm.core.transfers import MOST_LANES
 

@@ -10,20 +10,15 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.red_team.virtual_time import run_virtually
+from peer.round.mail import line as line_module
 from peer.round.mail import outbox
 from peer.round.mail.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.mail.lanes import SELDOM_S, TRY_AGAIN_S
+from peer.round.mail.line import UNSURE_BYTES
 from peer.round.mail.meter import MOMENT_S, Meter, Turns
-from peer.round.mail.outbox import (
-    AWAY_S,
-    LEAST_SHARE,
-    SHORTEST_BYTES,
-    UNSURE_BYTES,
-    OnItsWay,
-    Outbox,
-    Pace,
-    Parcel,
-)
+from peer.round.mail.outbox import AWAY_S, OnItsWay, Outbox
+from peer.round.mail.pace import LEAST_SHARE, SHORTEST_BYTES, Pace
+from peer.round.mail.parcel import Parcel
 from swarm.core.ids import PeerId
 from swarm.core.transfers import LEAST_LANES, MESSAGE_BYTES, MOST_LANES
 
@@ -735,7 +730,7 @@ def test_what_hangs_on_the_way_to_a_silent_member_gives_back_its_share_of_the_up
         wire = Wire()
         await measured(wire, 12_500.0, monkeypatch)
         wire.open.clear()
-        monkeypatch.setattr(outbox, "HANGS_S", 0.05)
+        monkeypatch.setattr(line_module, "HANGS_S", 0.05)
         for number in range(4):
             wire.outbox.put(OTHER, parcel(number, 100))
         await settled()
@@ -761,14 +756,14 @@ def test_lanes_that_hung_and_come_back_to_a_narrow_line_do_not_stay_beside_the_u
         await measured(wire, 2_000_000.0, monkeypatch, peer=OTHER)
         await measured(wire, 9_000_000.0, monkeypatch)
         wire.outbox._uplink.bytes_per_s = 9_000_000.0
-        monkeypatch.setattr(outbox, "HANGS_S", 0.02)
+        monkeypatch.setattr(line_module, "HANGS_S", 0.02)
         wire.open.clear()
         for number in range(400):
             wire.outbox.put(OTHER, parcel(number, 50_000, kind=str(number)))
         await settled()
         line = wire.outbox._lines[OTHER]
         before = wire.outbox._uplink.bytes_per_s
-        await asyncio.sleep(outbox.HANGS_S + 4 * 16 * 50_000 / 2_000_000 + 0.3)
+        await asyncio.sleep(line_module.HANGS_S + 4 * 16 * 50_000 / 2_000_000 + 0.3)
         assert line.meter.busy - line.on_uplink > 1, "they hang"
         assert wire.outbox._uplink.bytes_per_s == before, "and tell nothing of the uplink"
         hung, wire.open = wire.open, asyncio.Event()

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.red_team.virtual_time import run_virtually
 from peer.round.joiners import Joiners
-from peer.round.mail.outbox import OnItsWay, Outbox, Parcel
+from peer.round.mail.outbox import OnItsWay, Outbox
+from peer.round.mail.parcel import Parcel
 from peer.round.stage_steps import StageSteps
 from swarm.core.ids import PeerId
 from swarm.core.transfers import PIECE_BYTES, join_share
