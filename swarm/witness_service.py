@@ -197,10 +197,10 @@ class WitnessService:
             fields.done()
             await self._log_reconfigured(facts, shown.reconfiguration)
             try:
-                promise = witness.on_ask(sender, view, shown)
+                promise = witness.on_ask(sender, view, shown, now=time.monotonic())
             except TransientError:
                 gone = await self._silent(facts, {promise.voter for promise in shown.promises})
-                promise = witness.on_ask(sender, view, shown, gone=gone)
+                promise = witness.on_ask(sender, view, shown, gone=gone, now=time.monotonic())
             if promise is not None:
                 await self._log.begin(facts.name)
             witness.voter.keep_highest()

@@ -314,7 +314,7 @@ class SimulatedRound:
     def _promised(self, leader: Member, view: int) -> list[Instruction]:
         voter = self._witness.voter
         gone = [peer for peer in self._facts.members if peer not in self._members]
-        promise = self._witness.on_ask(leader.peer.peer_id, view, leader.machine.turned, gone=gone)
+        promise = self._witness.on_ask(leader.peer.peer_id, view, leader.machine.turned, gone=gone, now=self._now)
         if promise is None:
             return []
         return leader.machine.on_promise(self._host, promise, voter.roster, voter.result, now=self._now)

@@ -47,7 +47,7 @@ from swarm.core.round.parts import RoundParts
 from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
-from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
+from swarm.core.round.voter import MOST_ALONE, NOT_RECONFIGURED, RoundVoter
 from swarm.core.round.voting import PHASES, Promise, Proof, Reconfiguration, Sign, Vote
 
 __all__ = [
@@ -133,6 +133,7 @@ class AveragingRound:
     _owed_since: float = -math.inf
     _bytes_due: float = math.inf  # when it looks whose parts of that come no more
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _num_led_away: int = 0  # times that one member alone would have turned it from a view that it led
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
     _named_in_vain: set[PeerId] = field(default_factory=set)  # of those, who showed none though others had heard it
@@ -322,7 +323,8 @@ class AveragingRound:
         """They have turned to the view: go to the highest that so many have that one of them is honest, so that nobody
         stays behind.
 
-        Where a few are more than a third one of them may lie: its word alone uses up no views.
+        Where a few are more than a third one of them may lie: its word alone uses up no views, and turns this peer from
+        those that it leads itself twice in a round.
         """
         if self.result is not None:
             return []
@@ -333,6 +335,9 @@ class AveragingRound:
         ahead = {view for view in self._turned.values() if view > self._promised}
         views = sorted((view for view in ahead if self._is_near(view)), reverse=True)
         highest = next((view for view in views if self._has_company(view)), None)
+        if highest is not None and self._lead.is_on and self._is_alone(highest):
+            self._num_led_away += 1
+            highest = highest if self._num_led_away <= MOST_ALONE else None
         if highest is not None:
             return self._turn_to(highest, now)
         return self._lead.count(now) if self._lead.asks("result") else []
@@ -347,6 +352,10 @@ class AveragingRound:
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
         there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
         return self.facts.election.is_more_than_liars(turned, there)
+
+    def _is_alone(self, view: int) -> bool:
+        """Whether one other member is all its company."""
+        return sum(to >= view for to in self._turned.values()) == 1
 
     def _is_near(self, view: int) -> bool:
         return self.facts.is_near(view, self._own_time_view, most=MOST_VIEWS_AHEAD // 2)

@@ -70,6 +70,8 @@ class RoundLead:
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
     _shows_enough: bool = False
+    _shows_one: bool = False
+    """The promise of one member alone, so far."""
     _num_reliefs: int = 0
     _missed: set[PeerId] = field(default_factory=set)
     """Contributors of whom some reducer lacks parts."""
@@ -94,7 +96,7 @@ class RoundLead:
         `silent` it waits no more."""
         self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
         self.silent = frozenset(silent)
-        self._asked_again = self._shows_enough = False
+        self._asked_again = self._shows_enough = self._shows_one = False
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -112,11 +114,18 @@ class RoundLead:
         """Once there are promises of so many members that others follow: those who are silent are called to the view,
         if they were before in vain, and voters outside the stage are asked for theirs."""
         members = self.facts.members_in(self.view, self.ballots.changed, gone=self.gone)
-        is_enough = self.facts.election.is_more_than_liars(self.ballots.promises, members)
-        if self._shows_enough or not is_enough or self.view == self.facts.first_view:
+        if self.view == self.facts.first_view or not self.facts.election.is_more_than_liars(
+            self.ballots.promises, members
+        ):
             return []
-        self._shows_enough = True
-        return self._send_close(self._missing()) + self._ask_promises()
+        is_one = len(members.intersection(self.ballots.promises)) == 1
+        if not self._shows_enough:
+            self._shows_enough, self._shows_one = True, is_one
+            return self._send_close(self._missing()) + self._ask_promises()
+        if self._shows_one and not is_one:  # voters outside are to know that it was not alone
+            self._shows_one = False
+            return [AskPromise(outside, self.view)] if (outside := self._outsiders()) else []
+        return []
 
     @property
     def turned(self) -> Proof:

@@ -4,6 +4,7 @@ Beside the voter's own rules (`swarm.core.round.voting`) it holds the rosters an
 a result must be able to show it to the leader of a later view.
 """
 
+import math
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -21,6 +22,11 @@ Shown = TypeVar("Shown")
 
 NOT_RECONFIGURED = -1
 """Below the first view of any reconfiguration."""
+MOST_ALONE = 2
+"""So often in a round one member turns others at once, where those that are there are so few that it is more than a
+third, and none of these follows it; then a view lasts `ALONE_S`, and twice as long each time."""
+ALONE_S, LONGEST_ALONE = 10.0, 128.0
+"""An honest leader takes less, on fast lines; and so many times as long on any."""
 
 
 @dataclass
@@ -164,11 +170,20 @@ class Witness:
     """A voter that is no member: it votes on what leaders ask, and never on anything of its own accord."""
 
     voter: RoundVoter
+    _num_alone: int = 0
+    """Times that one member alone had it promise a view, while another was there."""
+    _alone_view: int = -1
+    """The last of those."""
+    _promised_at: float = -math.inf
+    """When it promised the highest view."""
 
-    def on_ask(self, sender: PeerId, view: int, shown: Proof, *, gone: Collection[PeerId] = ()) -> Promise | None:
+    def on_ask(
+        self, sender: PeerId, view: int, shown: Proof, *, gone: Collection[PeerId] = (), now: float
+    ) -> Promise | None:
         """The leader of a view wants a promise, and shows its members' own; `gone`: members that do not answer here.
 
-        Raises RemoteError if it does not lead the view, TransientError while too few of the members have turned to it.
+        Raises RemoteError if it does not lead the view, TransientError while too few of the members have turned to it,
+        or it is too soon for one alone.
         """
         facts = self.voter.facts
         facts.check_view(sender, view)
@@ -176,11 +191,31 @@ class Witness:
             self.voter.reconfigure(shown.reconfiguration)
         if not facts.is_turned_to(view, shown, self.voter.verify, self.voter.changed, gone=gone):
             raise TransientError(f"too few members have turned to view {view}")
-        changed = self.voter.changed
-        since = max(self.voter.highest_view, changed.first_view if changed is not None else NOT_RECONFIGURED)
+        changed, before = self.voter.changed, self.voter.highest_view
+        since = max(before, changed.first_view if changed is not None else NOT_RECONFIGURED)
         if not facts.is_near(view, since):
             raise TransientError(f"view {view} is further from view {since} than members ever are")
-        return self.voter.promise(view)
+        there = facts.members_in(view, changed, gone=gone)
+        is_alone = len(there) > 1 and len(there.intersection(promise.voter for promise in shown.promises)) == 1
+        if view > before and is_alone and now < self._alone_from(sender):
+            raise TransientError(f"one member alone has turned to view {view}, and not for the first time")
+        promise = self.voter.promise(view)
+        if promise is not None and view > before:
+            self._promised_at = now
+            if is_alone:
+                self._num_alone, self._alone_view = self._num_alone + 1, view
+        elif view == self._alone_view and not is_alone:  # another has turned to it since
+            self._num_alone, self._alone_view = self._num_alone - 1, -1
+        return promise
+
+    def _alone_from(self, sender: PeerId) -> float:
+        """From when on one member's word alone turns this voter to a view that it leads; to one after its own later
+        still, for the others come first."""
+        if self._num_alone < MOST_ALONE:
+            return -math.inf
+        facts, before = self.voter.facts, max(self.voter.highest_view, self.voter.facts.first_view)
+        lasts_s = ALONE_S * min(LONGEST_ALONE, 2.0 ** (self._num_alone - MOST_ALONE))
+        return self._promised_at + lasts_s * (2 if facts.leader_of(before) == sender else 1)
 
     def on_ballot(
         self, sender: PeerId, proposal: Proposal, words: Words | None = None, *, gone: Container[PeerId] = ()

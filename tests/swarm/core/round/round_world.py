@@ -257,6 +257,8 @@ class Member:
     num_work: int
     alive: bool = True
     frozen: bool = False
+    answers: bool = False
+    """Frozen, it says all the same that it votes."""
     dies_after: int | None = None
     """Actions (a send to one peer is one) after which the member dies."""
     num_actions: int = 0
@@ -824,9 +826,9 @@ class World:
     def _promise(self, outsider: Outsider, leader: Member, view: int) -> None:
         if leader.round.view != view:
             return
-        gone = [member.peer_id for member in self.members.values() if not member.is_up]
+        gone = [member.peer_id for member in self.members.values() if not (member.is_up or member.answers)]
         try:
-            promise = outsider.witness.on_ask(leader.peer_id, view, leader.round.turned, gone=gone)
+            promise = outsider.witness.on_ask(leader.peer_id, view, leader.round.turned, gone=gone, now=self.now)
         except TransientError:  # too few members have turned: it is asked again
             return
         if promise is not None:

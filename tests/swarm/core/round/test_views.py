@@ -1,5 +1,6 @@
 """A round whose leader is given up: what the next one must propose, and when members turn to it."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -60,10 +61,12 @@ from tests.swarm.core.round.round_world import (
     identity_of,
     reduced_part,
     round_of,
+    witnesses_for,
 )
 
 TURN_S = 4 * PHASE_S
 """So long members wait for their first leader."""
+LONGEST_TURNED_S = 100 * PHASE_S
 ROUND_S = 8 * PHASE_S
 """A round in which one member is silent: its leader waits 3 phases for it, and 2 for its vote."""
 
@@ -427,6 +430,9 @@ def others_turned(world: World, liar: Member, lie: str) -> None:
             made = contribution(liar.peer_id)
             out = member.round.on_commit(liar.peer_id, view, made, promise, None, None, now=world.now)
         world._do(member, out)
+    for outsider in world.outsiders.values() if lie == "close" else ():
+        with suppress(TransientError):
+            outsider.witness.on_ask(liar.peer_id, view, Proof((promise,)), now=world.now)
     if not all(member.finished for member in honest):
         world.call_later(0.1, lambda: others_turned(world, liar, lie))
 
@@ -450,6 +456,28 @@ def test_one_member_turns_no_other_from_a_leader_that_does_its_work(num_members:
     assert ended_at < ROUND_S + (TURN_S if turn == 0 else 0), world.explain(f"{ended_at:.1f} s")
 
 
+@pytest.mark.parametrize("num_members", [2, 3])
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("lie", ["close", "commit"])
+def test_of_two_members_that_are_there_one_keeps_the_other_from_ending_no_round(
+    lie: str, turn: int, num_members: int
+) -> None:
+    """Its word was enough to turn the other, and voters outside, from each view that the other led."""
+    world = World(2, num_members, witnesses=witnesses_for(num_members, num_members - 1))
+    liar, other = world.leader(turn), world.leader(1 - turn)
+    liar.frozen = liar.answers = True
+    for member in world.members.values():
+        if member not in (liar, other):
+            world.kill(member)
+    if turn == 0:
+        world._do(other, other.round.on_close(liar.peer_id, 0, Proof(), now=0.0))
+    world.call_later(0.05, partial(others_turned, world, liar, lie))
+    world.run(until_s=200.0, wait_for=lambda member: member is not liar)
+    assert other.finished is not None
+    assert other.finished.roster.leader == other.peer_id
+    assert other.finished_at < LONGEST_TURNED_S, world.explain(f"{other.finished_at:.1f} s")
+
+
 def test_in_a_stage_of_two_one_members_word_uses_up_no_views() -> None:
     """One of two is more than a third: its word turns the other, but not to where views end."""
     facts, (first, second) = facts_and_rounds(2, witnesses=2)
@@ -468,8 +496,8 @@ def test_in_a_stage_of_two_one_members_word_uses_up_no_views() -> None:
     outside = witnesses_of(facts)[0]
     witness = Witness(RoundVoter(facts, outside, identity_of(outside).sign, cached_verify))
     with pytest.raises(TransientError, match="further from"):
-        witness.on_ask(first.me, far, Proof((promise_by(facts, first.me, far),)))
-    assert witness.on_ask(first.me, 4, Proof((promise_by(facts, first.me, 4),))) is not None
+        witness.on_ask(first.me, far, Proof((promise_by(facts, first.me, far),)), now=0.0)
+    assert witness.on_ask(first.me, 4, Proof((promise_by(facts, first.me, 4),)), now=0.0) is not None
     second.on_close(first.me, 4, Proof((promise_by(facts, first.me, 4),)), now=0.2)
     assert second.view == 4
 

@@ -1,5 +1,6 @@
 """A voter that is no member: what it signs for a leader, and what it can show to the next one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,8 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.facts import RoundFacts
-from swarm.core.round.voter import RoundVoter, Witness
-from swarm.core.round.voting import Proof, Vote
+from swarm.core.round.voter import ALONE_S, RoundVoter, Witness
+from swarm.core.round.voting import Promise, Proof, Vote
 from tests.swarm.core.round.round_members import (
     asked_commit,
     asked_result,
@@ -26,8 +27,8 @@ from tests.swarm.core.round.round_members import (
 from tests.swarm.core.round.round_world import cached_verify, contribution, identities, identity_of, words_for, words_of
 
 
-def _witness(*, votes: bool = True) -> tuple[RoundFacts, Witness]:
-    facts, _ = facts_and_rounds(3, witnesses=1)
+def _witness(num_members: int = 3, *, votes: bool = True) -> tuple[RoundFacts, Witness]:
+    facts, _ = facts_and_rounds(num_members, witnesses=1)
     (me,) = witnesses_of(facts)
     return facts, Witness(RoundVoter(facts, me, identity_of(me).sign, cached_verify, votes))
 
@@ -57,7 +58,7 @@ def test_a_witness_shows_what_it_voted_to_commit_to() -> None:
     assert (witness.voter.roster, witness.voter.result) == (roster, None)
     witness.on_ballot(facts.leader_of(0), asked_commit(facts, result))
     assert witness.voter.result == certified(facts, result, phase="result")
-    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1))
+    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1), now=0.0)
     assert promise is not None
     assert promise.roster == (0, roster.facts_digest())
     assert promise.result == (0, result.root())
@@ -81,16 +82,16 @@ def test_a_witness_votes_for_nothing_below_its_promise_and_once_in_a_phase() -> 
     roster = replace(roster_of(facts), certificate=None)
     smaller = {peer: contribution(peer) for peer in facts.members[:2]}
     other = replace(roster_of(facts, view=1, commits=smaller), certificate=None)
-    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1))
+    promise = witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1), now=0.0)
     assert promise is not None
-    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) == promise
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1), now=0.0) == promise
     assert witness.on_ballot(facts.leader_of(0), Proposal.of_roster(roster, Proof())) is None
     again = replace(roster_of(facts, view=1), certificate=None)
     free = proof_by(facts, 1)
     assert witness.on_ballot(facts.leader_of(1), Proposal.of_roster(other, free)) is not None
     assert witness.on_ballot(facts.leader_of(1), Proposal.of_roster(again, free)) is None
-    assert witness.on_ask(facts.leader_of(2), 2, proof_by(facts, 2)) is not None
-    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) is None
+    assert witness.on_ask(facts.leader_of(2), 2, proof_by(facts, 2), now=0.0) is not None
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1), now=0.0) is None
 
 
 def test_a_witness_answers_only_whoever_leads_the_view_it_is_asked_in() -> None:
@@ -102,7 +103,7 @@ def test_a_witness_answers_only_whoever_leads_the_view_it_is_asked_in() -> None:
         with pytest.raises(RemoteError):
             witness.on_ballot(sender, asked)
         with pytest.raises(RemoteError):
-            witness.on_ask(sender, 3, proof_by(facts, 3))
+            witness.on_ask(sender, 3, proof_by(facts, 3), now=0.0)
     with pytest.raises(RemoteError):
         witness.on_ballot(facts.leader_of(0), replace(asked, proof=Proof(), roster=roster_of(facts, view=1), view=1))
     assert repr(witness) == before
@@ -112,13 +113,48 @@ def test_a_leader_whom_too_few_members_follow_uses_up_no_view_of_a_witness() -> 
     facts, witness = _witness()
     own = Proof((promise_by(facts, facts.leader_of(3), 3),))
     with pytest.raises(TransientError):
-        witness.on_ask(facts.leader_of(3), 3, own)
-    assert witness.on_ask(facts.leader_of(3), 3, own, gone=facts.leaders[1:]) is not None, "nobody else is there"
+        witness.on_ask(facts.leader_of(3), 3, own, now=0.0)
+    assert witness.on_ask(facts.leader_of(3), 3, own, gone=facts.leaders[1:], now=0.0) is not None, (
+        "nobody else is there"
+    )
     with pytest.raises(RemoteError) as caught:
-        witness.on_ask(facts.leader_of(4), 4, proof_by(facts, 5))
+        witness.on_ask(facts.leader_of(4), 4, proof_by(facts, 5), now=0.0)
     assert caught.value.kind == "certificate"
     two = Proof(tuple(promise_by(facts, peer, 4) for peer in facts.members[:2]))
-    assert witness.on_ask(facts.leader_of(4), 4, two) is not None
+    assert witness.on_ask(facts.leader_of(4), 4, two, now=0.0) is not None
+
+
+def test_of_two_members_one_alone_has_a_witness_promise_each_view_at_once_twice_and_ever_later() -> None:
+    facts, witness = _witness(2)
+
+    def ask(view: int, now: float, *, by: int = 1, gone: Sequence[PeerId] = ()) -> Promise | None:
+        leader = facts.leader_of(view)
+        shown = Proof(tuple(promise_by(facts, peer, view) for peer in [leader, *others_than(leader)][:by]))
+        return witness.on_ask(leader, view, shown, gone=gone, now=now)
+
+    def others_than(leader: PeerId) -> list[PeerId]:
+        return [peer for peer in facts.members if peer != leader]
+
+    def waits(view: int, now: float, until: float) -> None:
+        with pytest.raises(TransientError, match="alone"):
+            ask(view, now)
+        with pytest.raises(TransientError, match="alone"):
+            ask(view, until - 0.1)
+        assert ask(view, until) is not None
+
+    assert ask(1, 0.0) is not None
+    assert ask(2, 0.1) is not None
+    waits(3, 0.2, 0.1 + ALONE_S)
+    assert ask(3, 0.2) is not None, "it has promised that one"
+    now = 0.1 + ALONE_S
+    waits(5, now, now + 2 * 2 * ALONE_S)  # after a view of its own
+    now += 4 * ALONE_S
+    assert ask(6, now, by=2) is not None, "both have turned to it"
+    assert ask(7, now, gone=others_than(facts.leader_of(7))) is not None, "nobody else is there"
+    waits(8, now, now + 4 * ALONE_S)
+    now += 4 * ALONE_S
+    assert ask(8, now, by=2) is not None, "the other has come to it since"
+    waits(9, now, now + 4 * ALONE_S)
 
 
 def test_a_witness_that_does_not_vote_still_learns_and_shows() -> None:
@@ -131,7 +167,7 @@ def test_a_witness_that_does_not_vote_still_learns_and_shows() -> None:
     ]
     votes.append(witness.on_ballot(facts.leader_of(0), asked_commit(facts, result)))
     assert votes == [None, None, None]
-    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1)) is None
+    assert witness.on_ask(facts.leader_of(1), 1, proof_by(facts, 1), now=0.0) is None
     assert witness.voter.roster == roster
 
 
