@@ -15,6 +15,7 @@ from swarm.network.bulk.uplink import (
     FASTER,
     KEPT_WINDOWS,
     LEAST_PACE,
+    LEAST_WITHOUT_LOSS,
     LOOK_S,
     MORE_THAN_TAKEN,
     MOST_PACE,
@@ -257,9 +258,23 @@ def test_many_slow_ones_leave_the_line_to_one_that_is_not_and_keep_little_alone(
         await carry(uplink, [fast, *slow], LINE, 10 * WINDOW_S, is_deep=is_deep)
         assert await carry(uplink, [fast, *slow], LINE, WINDOW_S, is_deep=is_deep) >= 0.9 * LINE
         await carry(uplink, slow[:2], LINE, 10 * WINDOW_S, is_deep=is_deep)
+        most = LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 2 if is_deep else 2.2 * LINE / 30
         for _ in range(10):
             await carry(uplink, slow[:2], LINE, WINDOW_S, is_deep=is_deep)
-            assert all(stream.paced <= 2.2 * LINE / 30 for stream in slow[:2])
+            assert all(stream.paced <= 1.01 * most for stream in slow[:2])
+
+    run_virtually(main)
+
+
+def test_who_seems_slow_and_loses_nothing_may_send_half_of_an_equal_share_beside_what_others_have_of_it() -> None:
+    async def main() -> None:
+        uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream()
+        await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
+        slow.takes = LINE / 50
+        await carry(uplink, [*fast, slow], LINE, 5 * WINDOW_S, is_deep=True)
+        assert slow.paced == pytest.approx(LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 3, rel=0.1)
+        assert await carry(uplink, [*fast, slow], LINE, WINDOW_S, is_deep=True) >= 0.95 * LINE
+        assert fast[0].paced >= 0.45 * MOST_PACE * LINE
 
     run_virtually(main)
 
