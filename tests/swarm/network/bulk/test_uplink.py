@@ -271,10 +271,12 @@ def test_who_seems_slow_and_loses_nothing_may_send_half_of_an_equal_share_beside
         uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream()
         await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
         slow.takes = LINE / 50
+        for stream in fast:
+            stream.takes = LINE / 5  # as their answers take long: the line has room
         await carry(uplink, [*fast, slow], LINE, 5 * WINDOW_S, is_deep=True)
-        assert slow.paced == pytest.approx(LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 3, rel=0.1)
-        assert await carry(uplink, [*fast, slow], LINE, WINDOW_S, is_deep=True) >= 0.95 * LINE
-        assert fast[0].paced >= 0.45 * MOST_PACE * LINE
+        equal = MOST_PACE * LINE / 3
+        assert slow.paced == pytest.approx(LEAST_WITHOUT_LOSS * equal, rel=0.01)
+        assert fast[0].paced > 1.2 * equal
 
     run_virtually(main)
 
