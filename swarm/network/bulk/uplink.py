@@ -37,7 +37,8 @@ LEAST_PACE, MOST_PACE = 0.9, 1.5
 what is faster now shows within seconds."""
 SLOWER, FASTER = 0.9, 1.05
 """By a window in which more than `MOST_LOST` of all segments were sent again, and by any other."""
-MOST_LOST = 0.02
+MOST_LOST, MANY_SEGMENTS = 0.02, 50
+"""Of a single connection, as many are waited for: of twenty, one is lost by chance."""
 TRIES_AFTER, TRIED_PACE = 10, 1.1
 """After so many windows of the least pace: what is lost all the same is not lost by it."""
 FULL, NEARLY_FULL, MORE_THAN_EVER, NEAR, KNOWN_S = 0.5, 0.9, 1.02, 0.9, 0.5
@@ -98,6 +99,9 @@ class _Seen:
 
     tcp: Tcp
     pace: float = math.inf
+    again_before: int = 0
+    all_before: int = 0
+    """Segments of windows before, since so many were sent that it was judged by what was lost of them."""
     again: int = 0
     all: int = 0
     more_s: float = 0.0
@@ -122,7 +126,8 @@ class _Seen:
         return moved
 
     def of_next_window(self) -> "_Seen":
-        return _Seen(self.tcp, self.pace, silent_s=self.silent_s)
+        before = (0, 0) if self.is_judged else (self.again_before + self.again, self.all_before + self.all)
+        return _Seen(self.tcp, self.pace, *before, silent_s=self.silent_s)
 
     @property
     def is_known(self) -> bool:
@@ -140,7 +145,12 @@ class _Seen:
 
     @property
     def is_lossy(self) -> bool:
-        return self.again > MOST_LOST * self.all
+        return self.is_judged and self.again_before + self.again > MOST_LOST * (self.all_before + self.all)
+
+    @property
+    def is_judged(self) -> bool:
+        """So much was sent that what was lost of it is not chance."""
+        return self.all_before + self.all >= MANY_SEGMENTS
 
 
 class Uplink:
@@ -154,7 +164,7 @@ class Uplink:
         self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
         """Bytes a second of who takes less than its share."""
         self._lossy: WeakSet[PacedStream] = WeakSet()
-        """Who lost packets when it was last known, or since it takes less."""
+        """Who lost packets when it was last known, or has a narrow line."""
         self._since_lost: WeakKeyDictionary[PacedStream, int] = WeakKeyDictionary()
         """Windows without losses, of who has a narrow line; below zero, those with losses, one after the other."""
         self._busy_s, self._moved = 0.0, 0
@@ -252,9 +262,11 @@ class Uplink:
             may_be_slow = stream in self._takes or seen.moved < BEHIND * seen.allowed
             is_slow = seen.rate < BEHIND * usual and may_be_slow and (has_room or loses_alone)
             takes_less = stream not in near and (is_slow or (seen.is_lossy and not is_full))
+            if stream in self._since_lost and not seen.is_judged:
+                continue
             if seen.is_lossy:
                 self._lossy.add(stream)
-            elif stream not in self._takes:
+            elif stream not in self._since_lost:
                 self._lossy.discard(stream)
             is_narrow = seen.rate < NARROW * usual
             if not is_narrow or self._since_lost.get(stream, 0) < -TRIES_AFTER:  # sending less does not help

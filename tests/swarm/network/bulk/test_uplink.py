@@ -43,6 +43,7 @@ class FakeStream:
     tries: float = 1.2
     loses: float = 0.0
     """Of what it takes, whatever it is sent."""
+    segment_bytes: int = 100
     paced: float = math.inf
     waiting: float = 0.0
     sent: float = 0.0
@@ -58,7 +59,8 @@ class FakeStream:
     def tcp(self) -> Tcp:
         waiting = math.ceil(self.waiting)
         unsent = max(0, waiting - self.flight_bytes)
-        return Tcp(round(self.lost / 100), round(self.sent / 100), round(self.late[0]), waiting, unsent)
+        of = self.segment_bytes
+        return Tcp(round(self.lost / of), round(self.sent / of), round(self.late[0]), waiting, unsent)
 
     def pace(self, bytes_per_s: float) -> None:
         self.paced = bytes_per_s
@@ -78,7 +80,7 @@ async def carry(
     moved, step_s = 0.0, LOOK_S / 5
     for _ in range(round(seconds / step_s)):
         for stream in streams:
-            if not stream.waiting:
+            if stream.waiting < 1:
                 stream.waiting, stream.flown_s = message_bytes, 0.0
                 uplink.sends(stream)
         wanted = [
@@ -289,6 +291,20 @@ def test_who_is_slow_when_nothing_else_is_known_and_who_hangs_make_nobody_slow_f
         assert await carry(uplink, [slow, fast], LINE, WINDOW_S) >= 0.9 * LINE
         await carry(uplink, [fast, hanging], LINE, 2 * WINDOW_S)
         assert await carry(uplink, [fast, hanging], LINE, WINDOW_S) >= 0.9 * LINE
+
+    run_virtually(main)
+
+
+def test_one_packet_of_few_that_is_lost_makes_nobody_slow() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(segment_bytes=1448) for _ in range(3)]
+        await carry(uplink, streams, LINE, 4 * WINDOW_S, is_deep=True)
+        for stream in streams:
+            stream.takes = LINE / 10  # as their answers take long: the line has room
+        for _ in range(6):
+            streams[0].lost += 1448
+            await carry(uplink, streams, LINE, 2 * WINDOW_S, is_deep=True)
+            assert streams[0].paced >= LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 3
 
     run_virtually(main)
 
