@@ -301,9 +301,9 @@ def test_one_packet_of_few_that_is_lost_makes_nobody_slow() -> None:
         await carry(uplink, streams, LINE, 4 * WINDOW_S, is_deep=True)
         for stream in streams:
             stream.takes = LINE / 10  # as their answers take long: the line has room
-        for _ in range(6):
-            streams[0].lost += 1448
-            await carry(uplink, streams, LINE, 2 * WINDOW_S, is_deep=True)
+        for window in range(12):
+            streams[0].lost += 1448 * (window % 3 == 0)
+            await carry(uplink, streams, LINE, WINDOW_S + LOOK_S, is_deep=True)
             assert streams[0].paced >= LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 3
 
     run_virtually(main)
