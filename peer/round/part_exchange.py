@@ -51,6 +51,7 @@ from swarm.core.round.voting import MOST_VIEWS
 from swarm.core.round.words import Reduction, Words
 from swarm.core.transfers import MESSAGE_BYTES, bytes_per_s, longest_s
 from swarm.identity.key import verify
+from swarm.network.bulk.uplink import UPLINK
 from swarm.network.loop import happened
 from swarm.network.transport import Message
 from verification.kinds.equivocation import Equivocation
@@ -90,7 +91,9 @@ class PartExchange:
         self._screens = screens
         self._reductions = steps.context.reductions
         traffic = self._context.transport.traffic
-        self._outbox = Outbox(self._context.tasks.spawn, self._send, moved=lambda: traffic()[0])
+        self._outbox = Outbox(
+            self._context.tasks.spawn, self._send, moved=lambda: traffic()[0], most=lambda: UPLINK.budget
+        )
         self.joiners = Joiners(steps, self._outbox)
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None

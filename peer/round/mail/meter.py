@@ -42,6 +42,9 @@ class Meter:
     is_kept_from: bool = False
     """Others were, since it is busy or was measured: it carried less than it could. To be set by who keeps them. They
     may have a share of what it is held for, and would have less each time, for it carried less by that."""
+    most: Callable[[], float] | None = None
+    """Bytes a second that it carries at most, whatever `moved` counts: what another program takes to carry it may wait
+    there for long."""
     _moved_before: int = 0
     _last_rate: float = 0.0
     _busy_since: float = 0.0
@@ -113,6 +116,8 @@ class Meter:
                 self.bytes_per_s = twice
             if shown is not None:
                 self.bytes_per_s = max(shown, self.bytes_per_s)
+            if self.most is not None:
+                self.bytes_per_s = min(self.most(), self.bytes_per_s)
             self.is_known = True
             self._begin_window(now)
 

@@ -109,16 +109,17 @@ class Outbox:
         *,
         first_pace: Pace = FIRST_PACE,
         moved: Callable[[], int] | None = None,
+        most: Callable[[], float] | None = None,
     ) -> None:
         """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured.
-        `moved`: of the uplink, as a `Meter` has it."""
+        `moved`, `most`: of the uplink, as a `Meter` has them."""
         self._first_pace = first_pace
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, Line] = {}
         self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._tried = Lanes(lambda rate: lanes_of(rate, most=MOST_OF_ALL), most=MOST_OF_ALL)
-        self._uplink = Meter(moved=moved, lanes=self._tried)
+        self._uplink = Meter(moved=moved, lanes=self._tried, most=most)
         self._leaving = 0
         """Lanes with a share of the uplink whose bytes are on their way."""
         self._begun = 0

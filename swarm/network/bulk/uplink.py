@@ -211,7 +211,7 @@ class Uplink:
             moved += seen.looked(stream.tcp, after_s)
             if not seen.tcp.is_sending:
                 self._sending.remove(stream)
-                stream.pace(self._budget)
+                stream.pace(self.budget)
         if not self._sending:
             self._loop = None
             return
@@ -290,18 +290,18 @@ class Uplink:
         return min(BACK, 1 + MORE_AGAIN * 2.0 ** min(windows - 1, MANY_WINDOWS))
 
     @property
-    def _budget(self) -> float:
-        """Bytes a second, of all together; infinite where nobody knows, or it matters to nobody."""
+    def budget(self) -> float:
+        """Bytes a second that all together may send; infinite where nobody knows, or it matters to nobody."""
         most = self.bytes_per_s
         return self._pace * most if most and most < SLOW_BYTES_PER_S else math.inf
 
     @property
     def _equal(self) -> float:
         """As the budget, of each if all have the same."""
-        return self._budget / max(1, len(self._sending))
+        return self.budget / max(1, len(self._sending))
 
     def _share(self) -> None:
-        budget, equal = self._budget, self._equal
+        budget, equal = self.budget, self._equal
         less = {stream: takes for stream in self._sending if (takes := self._takes.get(stream, equal)) < equal}
         less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
         others = len(self._sending) - len(less)

@@ -30,7 +30,7 @@ class Home:
         self.rate = RATE
         self.sent_bytes = self.joined_bytes = 0
         self.tasks: list[asyncio.Task[None]] = []
-        self.outbox = Outbox(self.spawn, self.send, moved=lambda: self.sent_bytes)
+        self.outbox = Outbox(self.spawn, self.send, moved=lambda: self.sent_bytes, most=lambda: 1.5 * RATE)
         steps = SimpleNamespace(
             chain=SimpleNamespace(members=MEMBERS), joining=set(), version=3, usual_s=None, open_step=lambda _: None
         )
@@ -124,6 +124,23 @@ def test_a_line_that_has_become_slow_is_known_for_it_though_a_newcomer_would_hav
         home.spawn(home.join())
         await asyncio.sleep(60.0)
         assert home.outbox.uplink_bytes_per_s == pytest.approx(home.rate, rel=0.3)
+        await home.over()
+
+    virtually(main)
+
+
+def test_what_another_program_takes_at_once_to_carry_it_makes_no_line_fast() -> None:
+    """A line of 118 KB/s was held for one of 310 once p2pd had pieces to carry to who was back from a cut."""
+
+    async def main() -> None:
+        home = await measured_home()
+        home.put(SLOW, 100.0, ITS_OWN)
+        home.spawn(home.join())
+        for _ in range(16):
+            home.sent_bytes += PIECE_BYTES
+            await asyncio.sleep(5.0)
+            assert home.outbox.uplink_bytes_per_s is not None
+            assert home.outbox.uplink_bytes_per_s <= 1.5 * RATE
         await home.over()
 
     virtually(main)
