@@ -142,6 +142,7 @@ class WitnessService:
         self._papers = papers
         self._limits = limits
         self._answer_s = call_s / 4
+        self._silent_s = call_s / 2
         self._held_until: dict[tuple[PeerId, bytes], float] = {}
         """Until when votes are held back in a round for a member that has answered."""
         self._let_run_out = WaitedInVain()
@@ -256,7 +257,7 @@ class WitnessService:
         assert self._transport is not None
         asked = Message({"round": facts.name})
         try:
-            reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._answer_s, max_body_bytes=0)
+            reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._silent_s, max_body_bytes=0)
             return Fields("votes", reply.meta).boolean("votes")
         except UnreachableError:
             return False

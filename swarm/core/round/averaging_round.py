@@ -133,6 +133,7 @@ class AveragingRound:
     _owed_since: float = -math.inf
     _bytes_due: float = math.inf  # when it looks whose parts of that come no more
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _blocked_below: int = -1  # the highest view that voters of more than a third of all weight have promised
     _num_led_away: int = 0  # times that one member alone would have turned it from a view that it led
     _num_revisions: int = 0  # of the roster that is followed, those that left out nobody
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
@@ -284,6 +285,9 @@ class AveragingRound:
             return self._news_for(sender, view, now)
         out = self.reconfigure(shown.reconfiguration, now=now) if shown.reconfiguration is not None else []
         self.facts.check_promises(view, shown, self.verify, self._voter.changed)
+        voters = self.facts.election.voters_in(view, self._voter.changed)
+        if self.facts.election.is_more_than_liars((promise.voter for promise in shown.promises), voters):
+            self._blocked_below = max(self._blocked_below, view)
         is_own = view > self.view and sender == self.leader
         is_own = is_own and view <= self._last_own_view
         # Who begins its own turn anew has not found its leader gone: it takes nobody to views in between.
@@ -348,7 +352,10 @@ class AveragingRound:
             self._views_of[peer] = max(view, self._views_of.get(peer, view))
 
     def _has_company(self, view: int) -> bool:
-        """Whether one of those in the view, or in a later one, does not lie, of the members that are there."""
+        """Whether one of those in the view, or in a later one, does not lie, of the members that are there; or no lower
+        view can end any more."""
+        if view <= self._blocked_below:
+            return True
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
         there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
         return self.facts.election.is_more_than_liars(turned, there)

@@ -129,10 +129,9 @@ class RoundLead:
 
     @property
     def turned(self) -> Proof:
-        """Which members have promised the view, so that others follow to it."""
-        promises = sorted(self.ballots.promises.items())
-        made = tuple(promise for peer, promise in promises if peer in self.facts.members)
-        return Proof(made, None, self.ballots.changed)
+        """Who has promised the view, so that others follow to it: most of its members, or so many voters that no lower
+        view can end."""
+        return Proof(tuple(promise for _, promise in sorted(self.ballots.promises.items())), None, self.ballots.changed)
 
     def end(self) -> None:
         """A higher view begins."""

@@ -478,6 +478,37 @@ def test_of_two_members_that_are_there_one_keeps_the_other_from_ending_no_round(
     assert other.finished_at < LONGEST_TURNED_S, world.explain(f"{other.finished_at:.1f} s")
 
 
+def test_members_follow_to_a_view_that_so_many_voters_have_promised_that_no_lower_one_can_end() -> None:
+    """Two voters outside did not hear the members of a first view within seconds, and promised a third one's: no view
+    had a quorum, for ten minutes."""
+    facts, (first, second, third) = facts_and_rounds(3, witnesses=2)
+    outside = witnesses_of(facts)
+    first.close(reason="full", joins=(), view=0, now=0.0)
+    second.on_close(first.me, 0, Proof(), now=0.0)
+    for member in (first, second):
+        member.contributed(contribution(member.me), now=0.0)
+
+    def shown(*peers: PeerId) -> Proof:
+        return Proof(tuple(promise_by(facts, peer, 2) for peer in sorted(peers)))
+
+    for member in (first, second):
+        assert not has(member.on_close(third.me, 2, shown(third.me), now=0.1), SendCommit)
+        assert not has(member.on_close(third.me, 2, shown(outside[0]), now=0.1), SendCommit)
+        assert member.view == 0
+        out = member.on_close(third.me, 2, shown(*outside), now=0.1)
+        assert only(out, SendCommit).view == 2
+
+
+def test_a_leader_shows_the_promises_of_voters_outside_too() -> None:
+    facts, (_, second, third) = facts_and_rounds(3, witnesses=2)
+    second.close(reason="the leader is gone", joins=(), view=1, now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_commit(third.me, 1, contribution(third.me), promise_by(facts, third.me, 1), None, None, now=0.1)
+    for voter in witnesses_of(facts):
+        second.on_promise(voter, promise_by(facts, voter, 1), None, None, now=0.2)
+    assert {one.voter for one in second.turned.promises} == {second.me, third.me, *witnesses_of(facts)}
+
+
 def test_in_a_stage_of_two_one_members_word_uses_up_no_views() -> None:
     """One of two is more than a third: its word turns the other, but not to where views end."""
     facts, (first, second) = facts_and_rounds(2, witnesses=2)
