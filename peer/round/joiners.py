@@ -97,6 +97,8 @@ class Joiners:
         self._going: list[_Turn] = []
         self._ahead_bytes, self._ahead_at = 0.0, 0.0
         """By so much they had more than theirs, then."""
+        self._num_taking = 0
+        """Members' answers that go."""
         self._looking: asyncio.TimerHandle | None = None
         self._lately = deque([steps.chain.members], maxlen=LATELY)
         """Members, by versions."""
@@ -138,6 +140,17 @@ class Joiners:
                 self._going.remove(turn)
             self._begin()
 
+    @contextlib.asynccontextmanager
+    async def member_takes(self) -> AsyncIterator[Callable[[int], None]]:
+        """A member's answer, of a part that it lacks of a round it took part in: it has no turn, and meanwhile the
+        others leave it as much of the uplink as they leave a round."""
+        self._num_taking += 1
+        try:
+            yield lambda _: None
+        finally:
+            self._num_taking -= 1
+            self._begin()
+
     def turned(self, event: VersionTurned) -> None:
         """A round is over."""
         self._lately.append(event.chain.members)
@@ -168,7 +181,12 @@ class Joiners:
     @property
     def _is_narrow(self) -> bool:
         """Whether a round wants an uplink so slow that what goes beside has as much of it, and drops its packets."""
-        return self._uplink.wanted_bytes_per_s is not None and self._most <= FEW_LANES
+        return self._wanted is not None and self._most <= FEW_LANES
+
+    @property
+    def _wanted(self) -> float | None:
+        """Bytes a second that members want, and that the uplink carries; None: none, or nobody knows."""
+        return self._uplink.uplink_bytes_per_s if self._num_taking else self._uplink.wanted_bytes_per_s
 
     def _waits(self, turn: _Turn) -> bool:
         """Whether another answer is under way. Who waits does so as if that had all that is theirs, and not for ever if
@@ -218,10 +236,10 @@ class Joiners:
 
     def _bytes_per_s(self, turn: _Turn) -> float | None:
         """Of all answers together, where this one is next; None: as many as there are lanes."""
-        wanted = self._uplink.wanted_bytes_per_s
+        wanted = self._wanted
         if wanted is None:
             return None
-        if self._uplink.goes_to_narrow_lines:
+        if self._uplink.goes_to_narrow_lines and not self._num_taking:
             return wanted * BESIDE_NARROW_SHARE
         is_spared = self.is_behind and not self._is_back(turn)
         return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)

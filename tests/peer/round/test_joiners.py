@@ -410,6 +410,39 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
     asyncio.run(main())
 
 
+def test_while_a_member_takes_what_it_lacks_others_have_their_share_and_no_more(clock: Clock) -> None:
+    """A newcomer took a whole result in half a minute, while a member waited for three parts for two and a half."""
+
+    async def main() -> None:
+        rate = PIECE_BYTES / 4
+        crowd = Crowd(FakeSteps(), uplink=rate, lanes=FEW_LANES, is_by_narrow=True)
+
+        async def went(seconds: float) -> int:
+            before = len(crowd.ends)
+            for _ in range(int(seconds / LOOK_S)):
+                while crowd.under_way:
+                    crowd.ask(NEW)
+                    await crowd.end_one_of(crowd.under_way[0])
+                    if len(crowd.ends) - before > 100:
+                        return 100
+                clock.now += LOOK_S
+                crowd.joiners._begin()
+                await settled()
+            return len(crowd.ends) - before
+
+        crowd.ask(NEW)
+        await settled()
+        assert await went(1.0) == 100, "nobody else wants it"
+        async with crowd.joiners.member_takes():
+            theirs = 60.0 * rate / 2 / PIECE_BYTES  # a stage of two gives half of its uplink
+            assert await went(60.0) <= theirs + 2
+        await settled()
+        assert await went(1.0) == 100
+        await crowd.over()
+
+    asyncio.run(main())
+
+
 def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> None:
     """A newcomer's last part waited for two minutes, until a whole piece was owed."""
 
