@@ -644,12 +644,14 @@ def test_parts_go_at_once_to_members_that_rounds_wait_for(scene: Scene, who: str
     def turn(peer: PeerId, *, lacks_bytes: int | None) -> None:
         turns.append((peer, lacks_bytes))
 
-    scene.exchange.joiners = cast(Any, SimpleNamespace(turn=turn))
+    at_once: list[None] = []
+    scene.exchange.joiners = cast(Any, SimpleNamespace(turn=turn, member_takes=lambda: at_once.append(None)))
     wanted: dict[str, Any] = {"step": int(FACTS.step) - behind, "part": 0, "digest": bytes(32)}
     scene.exchange._turn(SENDER, Message(wanted))
     scene.exchange._turn(SENDER, Message({**wanted, "lacks_bytes": 5}))
     of_last: list[int | None] = [0, 5] if behind == 1 else [None, None]
     assert turns == [(SENDER, lacks_bytes) for lacks_bytes in of_last] * waits
+    assert len(at_once) == (0 if waits else 2)
 
 
 def test_what_is_caught_up_on_the_round_does_not_fetch(scene: Scene) -> None:
