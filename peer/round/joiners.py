@@ -281,9 +281,10 @@ class Joiners:
     def _begin(self) -> None:
         """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others; on a
         narrow line one at a time has any."""
+        most = self._most
 
         def may_go(turn: _Turn) -> bool:
-            return not turn.place.done() and (len(self._going) < self._most or not self._num_going(turn.peer))
+            return not turn.place.done() and (len(self._going) < most or not self._num_going(turn.peer))
 
         while waiting := list(filter(may_go, self._waiting)):
             first = min(waiting, key=self._rank)

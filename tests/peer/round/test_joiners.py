@@ -85,8 +85,7 @@ class Crowd:
     """Answers under way, and those that wait."""
 
     steps: FakeSteps
-    wanted: float | None = None
-    """Bytes a second of the uplink."""
+    wanted_bytes_per_s: float | None = None
     num_bytes: int = PIECE_BYTES
     """Of an answer."""
     bytes_to: dict[PeerId, int] = field(default_factory=dict)
@@ -94,31 +93,15 @@ class Crowd:
     are_of_states: bool = False
     lacks_bytes: int | None = 0
     """Of the last result, as those who ask say."""
-    uplink: float | None = None
-    lanes: int = LANES
-    is_by_narrow: bool = False
+    uplink_bytes_per_s: float | None = None
+    usual_lanes: int = LANES
+    goes_to_narrow_lines: bool = False
     under_way: list[PeerId] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: list[tuple[PeerId, asyncio.Event]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.joiners = Joiners(cast(StageSteps, self.steps), self)
-
-    @property
-    def usual_lanes(self) -> int:
-        return self.lanes
-
-    @property
-    def wanted_bytes_per_s(self) -> float | None:
-        return self.wanted
-
-    @property
-    def goes_to_narrow_lines(self) -> bool:
-        return self.is_by_narrow
-
-    @property
-    def uplink_bytes_per_s(self) -> float | None:
-        return self.uplink
 
     def keeps_from_others(self) -> None:
         """Nothing measures it here."""
@@ -203,14 +186,15 @@ def test_while_a_round_fills_the_uplink_joiners_have_a_members_part_and_less_whi
             clock.now += 2 * 60.0 * LATE_TIMES + 1  # of a member alone, with one more
         elif why == "it has lost a contribution":
             steps.round.roster = FakeRoster(("who was cut off",))
-        crowd.is_by_narrow = why == "it has narrow lines alone"
+        crowd.goes_to_narrow_lines = why == "it has narrow lines alone"
         assert crowd.joiners.is_behind == (why in ("it is late", "it has lost a contribution"))
-        share = BESIDE_NARROW_SHARE if crowd.is_by_narrow else BEHIND_SHARE / 2 if crowd.joiners.is_behind else 1 / 2
+        share = BEHIND_SHARE / 2 if crowd.joiners.is_behind else 1 / 2
+        share = BESIDE_NARROW_SHARE if crowd.goes_to_narrow_lines else share
         theirs = wanted * seconds * share
         went = await bytes_in(crowd, clock, seconds)
         assert 0.8 * theirs <= went <= theirs + LANES * PIECE_BYTES
         assert len(crowd.under_way) <= LANES
-        crowd.wanted = None
+        crowd.wanted_bytes_per_s = None
         clock.now += LOOK_S
         crowd.ask(*[NEW] * LANES)
         crowd.joiners.turned(VersionTurned(cast(Any, SimpleNamespace(members=())), is_next=True))
@@ -300,7 +284,9 @@ def test_who_was_a_member_lately_and_takes_results_is_on_its_way_back(clock: Clo
 @pytest.mark.parametrize("uplink", [None, 2 * LEAST_BYTES_PER_S])
 def test_who_is_on_its_way_back_has_what_it_lacks_from_all_members(clock: Clock, uplink: float | None) -> None:
     async def main() -> None:
-        crowd = Crowd(FakeSteps(members=(MEMBER, ME, THIRD, OTHER)), uplink=uplink, lacks_bytes=10 * PIECE_BYTES)
+        crowd = Crowd(
+            FakeSteps(members=(MEMBER, ME, THIRD, OTHER)), uplink_bytes_per_s=uplink, lacks_bytes=10 * PIECE_BYTES
+        )
         crowd.ask(MEMBER)
         await settled()
         rate = 3 * (uplink or LEAST_BYTES_PER_S)
@@ -351,7 +337,7 @@ def test_who_takes_a_state_is_not_about_to_be_back(clock: Clock) -> None:
 def test_beside_who_has_a_slow_line_others_have_what_is_owed_or_what_is_left(clock: Clock, lanes: int) -> None:
     async def main() -> None:
         wanted = PIECE_BYTES / 2
-        crowd = Crowd(FakeSteps(), wanted, lanes=lanes)
+        crowd = Crowd(FakeSteps(), wanted, usual_lanes=lanes)
         crowd.ask(MEMBER)
         await settled()
         crowd.ask(NEW)
@@ -378,7 +364,7 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
     """Four connections on 1 Mbit/s lost a fifth of their packets."""
 
     async def main() -> None:
-        crowd = Crowd(FakeSteps(), PIECE_BYTES / 2, lanes=lanes)
+        crowd = Crowd(FakeSteps(), PIECE_BYTES / 2, usual_lanes=lanes)
         members = SimpleNamespace(members=(MEMBER, ME, BACK, NEW, THIRD))
         crowd.joiners.turned(VersionTurned(cast(Any, members), is_next=True))
         due_s = 2 / (1 / 2)  # a stage of two gives half of its uplink
@@ -401,7 +387,7 @@ def test_a_slow_line_carries_one_answer_at_a_time_while_a_round_wants_it(clock: 
             assert crowd.under_way == [BACK]
             await wait(2 * LOOK_S)
             assert crowd.under_way == [BACK, NEW], "nobody waits for ever for a peer with a slower line"
-            crowd.wanted = None
+            crowd.wanted_bytes_per_s = None
             crowd.ask(MEMBER, THIRD)
             await wait(0.0)
             assert crowd.under_way == [BACK, NEW, MEMBER, THIRD]
@@ -415,7 +401,7 @@ def test_while_a_member_takes_what_it_lacks_others_have_their_share_and_no_more(
 
     async def main() -> None:
         rate = PIECE_BYTES / 4
-        crowd = Crowd(FakeSteps(), uplink=rate, lanes=FEW_LANES, is_by_narrow=True)
+        crowd = Crowd(FakeSteps(), uplink_bytes_per_s=rate, usual_lanes=FEW_LANES, goes_to_narrow_lines=True)
 
         async def went(seconds: float) -> int:
             before = len(crowd.ends)
@@ -448,7 +434,7 @@ def test_who_waits_longest_is_never_far_behind_on_a_slow_line(clock: Clock) -> N
 
     async def main() -> None:
         part_bytes, wanted = PIECE_BYTES // 4, PIECE_BYTES / 8
-        crowd = Crowd(FakeSteps(), wanted, num_bytes=part_bytes, lanes=FEW_LANES)
+        crowd = Crowd(FakeSteps(), wanted, num_bytes=part_bytes, usual_lanes=FEW_LANES)
         crowd.ask(MEMBER, MEMBER, NEW, NEW)
         went: list[PeerId] = []
         for _ in range(int(40 * part_bytes / (wanted / 2) / LOOK_S)):
@@ -481,7 +467,7 @@ def test_results_go_first_to_who_left_lately_then_to_who_asks_to_join_and_states
         crowd.ask(*[OTHER] * LANES)
         await settled()
         assert crowd.under_way == [OTHER] * LANES
-        crowd.wanted = PIECE_BYTES / 100  # nobody may go for now
+        crowd.wanted_bytes_per_s = PIECE_BYTES / 100  # nobody may go for now
         crowd.joiners._is_ahead = lambda turn: True  # type: ignore[method-assign]
         crowd.ask(THIRD, NEW, BACK)
         await settled()
@@ -524,7 +510,7 @@ def test_between_rounds_who_comes_back_by_little_leaves_the_others_their_share_o
 
     async def main() -> None:
         rate, small = PIECE_BYTES / 8.0, PIECE_BYTES // 64
-        crowd = Crowd(FakeSteps(), uplink=rate, bytes_to={MEMBER: PIECE_BYTES // 4 if hangs else small})
+        crowd = Crowd(FakeSteps(), uplink_bytes_per_s=rate, bytes_to={MEMBER: PIECE_BYTES // 4 if hangs else small})
         crowd.num_bytes = small
         crowd.ask(MEMBER, *[NEW] * 4)
         await settled()
@@ -549,7 +535,7 @@ def test_between_rounds_who_comes_back_by_little_leaves_the_others_their_share_o
 def test_what_went_long_ago_is_held_against_nobody_who_is_passed(clock: Clock) -> None:
     async def main() -> None:
         rate = PIECE_BYTES / 8.0
-        crowd = Crowd(FakeSteps(), uplink=rate)
+        crowd = Crowd(FakeSteps(), uplink_bytes_per_s=rate)
         crowd.ask(*[NEW] * 4)
         await settled()
 
@@ -584,7 +570,7 @@ def test_what_went_long_ago_is_held_against_nobody_who_is_passed(clock: Clock) -
 
 def test_who_asks_for_ever_keeps_nobody_else_from_a_lane_nor_from_every_fourth_answer(clock: Clock) -> None:
     async def main() -> None:
-        crowd = Crowd(FakeSteps(), lanes=2 * FEW_LANES)
+        crowd = Crowd(FakeSteps(), usual_lanes=2 * FEW_LANES)
         crowd.ask(*[MEMBER] * 20)
         await settled()
         assert crowd.under_way == [MEMBER] * 2 * FEW_LANES
@@ -606,7 +592,7 @@ def test_what_a_round_does_not_want_is_theirs_and_is_held_against_nobody(clock: 
     async def main() -> None:
         crowd = Crowd(FakeSteps())
         assert await bytes_in(crowd, clock, 10.0) >= 4 * 10 / LOOK_S * PIECE_BYTES / 2
-        crowd.wanted = 4.0 * PIECE_BYTES
+        crowd.wanted_bytes_per_s = 4.0 * PIECE_BYTES
         clock.now += LOOK_S
         went = await bytes_in(crowd, clock, 10.0)
         assert 15 * PIECE_BYTES <= went <= (20 + 2 * LANES) * PIECE_BYTES
@@ -617,7 +603,7 @@ def test_what_a_round_does_not_want_is_theirs_and_is_held_against_nobody(clock: 
 
 def test_whoever_asks_for_what_is_not_there_keeps_nothing_from_others(clock: Clock) -> None:
     async def main() -> None:
-        crowd = Crowd(FakeSteps(), wanted=2.0 * PIECE_BYTES, num_bytes=0)
+        crowd = Crowd(FakeSteps(), wanted_bytes_per_s=2.0 * PIECE_BYTES, num_bytes=0)
         for _ in range(50):
             crowd.ask(BACK)
             await settled()
@@ -634,11 +620,11 @@ def test_a_line_that_stands_still_for_a_moment_makes_nobody_wait_for_hours(clock
     """What an answer weighs is bytes: seconds, reckoned at a rate of next to nothing, would last."""
 
     async def main() -> None:
-        crowd = Crowd(FakeSteps(), wanted=10.0)
+        crowd = Crowd(FakeSteps(), wanted_bytes_per_s=10.0)
         crowd.ask(NEW, NEW)
         await settled()
         assert crowd.under_way == [NEW]
-        crowd.wanted = 2.0 * PIECE_BYTES
+        crowd.wanted_bytes_per_s = 2.0 * PIECE_BYTES
         for _ in range(8):
             clock.now += LOOK_S
             crowd.joiners._begin()
