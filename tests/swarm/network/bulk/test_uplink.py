@@ -309,6 +309,21 @@ def test_one_packet_of_few_that_is_lost_makes_nobody_slow() -> None:
     run_virtually(main)
 
 
+def test_what_a_slow_one_loses_of_few_packets_at_a_time_is_counted_together_though_it_rests() -> None:
+    async def main() -> None:
+        uplink, fast = Uplink(), [FakeStream(), FakeStream()]
+        slow = FakeStream(takes=LINE / 40, segment_bytes=200)
+        await carry(uplink, fast, LINE, 4 * WINDOW_S, is_deep=True)
+        for _ in range(10):
+            await carry(uplink, [*fast, slow], LINE, WINDOW_S / 3)
+            slow.waiting = 0.0
+            await carry(uplink, fast, LINE, 2 / 3 * WINDOW_S + LOOK_S)
+        await carry(uplink, [*fast, slow], LINE, LOOK_S)
+        assert slow.paced <= 1.1 * MORE_THAN_TAKEN * slow.takes
+
+    run_virtually(main)
+
+
 def test_a_pace_that_is_too_low_grows_by_messages_with_pauses_too() -> None:
     async def main() -> None:
         uplink, stream = Uplink(), FakeStream()
