@@ -26,6 +26,41 @@ def difference(
     threads.over(out.size, work, grain=_GRAIN)
 
 
+def move(
+    values: NDArray[np.float32],
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
+) -> None:
+    """values += after - before."""
+
+    def work(start: int, stop: int) -> None:
+        within = slice(start, stop)
+        _move(values[within], before[within], after[within])
+
+    threads.over(values.size, work, grain=_GRAIN)
+
+
+def add_share(
+    values: NDArray[np.float32], more: NDArray[np.float32], share: np.float32, *, threads: Threads = ONE_THREAD
+) -> None:
+    """values += share * more."""
+
+    def work(start: int, stop: int) -> None:
+        within = slice(start, stop)
+        _add_share(values[within], more[within], share)
+
+    threads.over(values.size, work, grain=_GRAIN)
+
+
+def at_least_zero(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> None:
+    """What is below zero becomes zero."""
+    threads.over(
+        values.size, lambda start, stop: np.maximum(values[start:stop], 0.0, out=values[start:stop]), grain=_GRAIN
+    )
+
+
 def shorten(
     first: NDArray[np.float32], second: NDArray[np.float32], ratio: np.float32, *, threads: Threads = ONE_THREAD
 ) -> None:
@@ -68,6 +103,18 @@ def product_of_means(
 def _difference(start: NDArray[np.float32], end: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     for i in range(out.size):
         out[i] = flushed(start[i] - end[i])
+
+
+@compiled
+def _move(values: NDArray[np.float32], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
+    for i in range(values.size):
+        values[i] = flushed(values[i] + flushed(after[i] - before[i]))
+
+
+@compiled
+def _add_share(values: NDArray[np.float32], more: NDArray[np.float32], share: np.float32) -> None:
+    for i in range(values.size):
+        values[i] = flushed(values[i] + flushed(share * more[i]))
 
 
 @compiled

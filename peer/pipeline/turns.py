@@ -16,11 +16,14 @@ class Turns:
         steps: Mapping[Step, StepState],
         leased: Callable[[], list[MicrobatchId]],
         accepts: Callable[[Step], bool],
+        can_compute: Callable[[Step], bool],
     ) -> None:
-        """`steps`: those that are open. `leased`: the ids this member may start, in order; none while it is none."""
+        """`steps`: those that are open. `leased`: the ids this member may start, in order; none while it is none.
+        `can_compute`: whether the weights of a step are there."""
         self._steps = steps
         self._leased = leased
         self._accepts = accepts
+        self._can_compute = can_compute
         self.wanted = 0
         """How many more microbatches the source could start now."""
         self._tries: dict[MicrobatchId, int] = {}
@@ -41,7 +44,7 @@ class Turns:
     async def next(self) -> Turn:
         """The next microbatch this member may start; waits for a grant."""
         while True:
-            grants = [self._steps[step].grants for step in sorted(self._steps)]
+            grants = [self._steps[step].grants for step in sorted(self._steps) if self._can_compute(step)]
             turn = take_next(grants, self._leased(), self._used, self._tries, self._accepts)
             if turn is not None:
                 # Its slot is spoken for: a report made before the source says so must not ask for one more.

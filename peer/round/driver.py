@@ -80,9 +80,11 @@ class RoundDriver:
         charges: Callable[[], tuple[Charge, ...]],
         chance: Callable[[StageChain], Chance],
         drawn: DrawnPapers,
+        said: Callable[[], None],
     ) -> None:
         """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
-        its next contribution; `chance`: what it reveals there; `drawn`: what it looks at of others' before it votes."""
+        its next contribution; `chance`: what it reveals there; `drawn`: what it looks at of others' before it votes;
+        `said`: told that a contribution is, after which a window may begin."""
         self._steps = steps
         self._context = steps.context
         self._mail = mail
@@ -95,6 +97,7 @@ class RoundDriver:
         self._charges = charges
         self._chance = chance
         self._drawn = drawn
+        self._said = said
         call_s = steps.context.settings.deadlines.call_s
         self._left_without = LeftWithout(steps.context.transport, drawn, steps.may_join, call_s=call_s)
 
@@ -530,6 +533,8 @@ class RoundDriver:
         )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
+        accumulation.said = parts
+        self._said()
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))
         self._show_all(state, contribution)
         self.carry_out(state, state.round.contributed(contribution, now=time.monotonic()))

@@ -82,7 +82,7 @@ class StageRounds:
     def __post_init__(self) -> None:
         steps, events = self.steps, self.context.events
         replica = steps.replica
-        self.turns = Turns(steps.open, steps.leased, lambda step: replica.accepts(step, steps.era))
+        self.turns = Turns(steps.open, steps.leased, lambda step: replica.accepts(step, steps.era), replica.can_compute)
         self.presence = Presence(steps)
         mail = RoundMail(steps, self.presence)
         self._parts = parts = self.make_part_exchange(steps, mail, self.screens)
@@ -98,6 +98,7 @@ class StageRounds:
             charges=self.charges,
             chance=self.chance,
             drawn=self.drawn,
+            said=self.turns.look_again,
         )
         self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)
         self._reports = ProgressCalls(

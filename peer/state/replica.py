@@ -29,7 +29,7 @@ from swarm.memory.kept_buffers import BUFFERS, empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import Window, window_of
+from swarm.optim.local_window import Window, own_start, window_of
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, memory_of_one, weights_ahead
 from verification.round.papers import Papers
 
@@ -48,6 +48,10 @@ class Accumulation:
     """Where this peer takes inner steps by itself."""
     at: Weights | None = None
     """Where the window is."""
+    follows: int = 0
+    """The version that the window begins from; the one before its step's while that is not there."""
+    said: Sequence[Encoded] = ()
+    """All that a window which has ended brings to its round."""
     num_whole: int = 0
     """In a window, so much of the work is in inner steps that were taken: the first."""
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
@@ -172,7 +176,8 @@ class StageReplica:
         """(compute) The version a microbatch of `step` is computed on now, and its weights: in a window, where that
         has come to from there."""
         if self._window is not None:
-            return self.version, self.sum_of(step).at or self._weights
+            held = self.sum_of(step)
+            return Version(held.follows), held.at or self._weights
         if self._extrapolated is not None and int(step) > self.version:
             return self.version, self._extrapolated
         return self.version, self._weights
@@ -180,11 +185,15 @@ class StageReplica:
     def can_compute(self, step: Step) -> bool:
         """Whether the weights that every replica computes the step on are known here.
 
-        An extrapolating run's are not where a state was loaded: they also need the version before.
+        An extrapolating run's are not where a state was loaded: they also need the version before. A window goes on
+        from what this peer itself has said of the one before, if it has.
         """
-        if int(step) <= self.version or not extrapolates(self.settings, self.version):
+        if int(step) <= self.version:
             return True
-        return self._extrapolated is not None
+        if self._window is not None:
+            before = self._sums.get(Step(self.version))
+            return before is not None and bool(before.said)
+        return not extrapolates(self.settings, self.version) or self._extrapolated is not None
 
     def has_done(self, step: Step, microbatch_id: MicrobatchId) -> bool:
         held = self._sums.get(step)
@@ -203,11 +212,32 @@ class StageReplica:
                 BUFFERS.give_back()
             gradient = GradientSum(self.layout.num_values, self.model.link, self._memory)
             held = self._sums[step] = Accumulation(gradient, self._window)
-            if self._window is not None:
-                carried = Carried.of(self.state)
-                assert carried is not None
-                self._window.begin(self.state.weights, self.version, carried)
+            if held.window is not None:
+                self._begin_window(held, held.window, step)
         return held
+
+    def _begin_window(self, held: Accumulation, window: Window, step: Step) -> None:
+        """(compute) From the step's version, or from where this peer has come to on its way there."""
+        state = self.state
+        carried, held.follows = Carried.of(state), state.version
+        assert carried is not None
+        if int(step) == state.version:
+            window.begin(state.weights, int(step), carried)
+            return
+        said = self._sums[Step(state.version)].said
+        weights, carried = own_start(self.settings, state, said, threads=self.threads)
+        window.begin(weights, int(step), carried)
+        held.at = self.model.weights(window.weights)
+
+    def _follow(self, held: Accumulation, window: Window, step: Step) -> None:
+        """(compute) If the version that the window's step is on has come since it began, it begins from that."""
+        state = self.state
+        if held.follows == int(step) or state.version != int(step):
+            return
+        carried, held.follows = Carried.of(state), state.version
+        assert carried is not None
+        window.begin_from(state.weights, carried)
+        held.at = self.model.weights(window.weights)
 
     def record(self, step: Step, work: Work) -> None:
         """(compute) The microbatch's gradient is in the step's sum."""
@@ -217,9 +247,9 @@ class StageReplica:
         held.gradient.add_tokens(work.num_tokens)
         held.stale += int(work.version) < int(step)
         if held.window is not None and len(held.work) - held.num_whole == self.settings.microbatches_per_step:
-            self._inner_step(held)
+            self._inner_step(held, step)
 
-    def _inner_step(self, held: Accumulation) -> None:
+    def _inner_step(self, held: Accumulation, step: Step) -> None:
         """(compute) A window has a batch together."""
         assert held.window is not None
         if not held.window.is_full:
@@ -230,6 +260,7 @@ class StageReplica:
                 log.warning("stage %d step %d: an inner step is left out: %s", self.stage, self.version, error)
                 held.not_finite.update(list(held.work)[held.num_whole :])
             held.at = self.model.weights(held.window.weights)
+            self._follow(held, held.window, step)
         held.num_whole = len(held.work)
         held.gradient.zero()
 
@@ -250,8 +281,11 @@ class StageReplica:
         held.closed = True
         if held.window is not None:
             held.leave_out_the_rest()
+            self._follow(held, held.window, step)
             held.window.end()
-        held.gradient.close()
+            held.gradient.let_go()
+        else:
+            held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 

@@ -147,7 +147,11 @@ def _check_windows(settings: RunSettings) -> None:
             f'run.trust = "public": replays of more than {MOST_AUDITED_STEPS} are not calibrated',
             f"averaging.local_steps = {MOST_AUDITED_STEPS} or fewer",
         ),
-        (averaging.delay > 0, f"averaging.delay = {averaging.delay}", "averaging.delay = 0"),
+        (
+            averaging.delay > 0 and settings.trust == "public",
+            f'averaging.delay = {averaging.delay} and run.trust = "public": no auditor replays such windows',
+            "averaging.delay = 0",
+        ),
         (optimizer.name != "adamw", f'optimizer.name = "{optimizer.name}"', 'optimizer.name = "adamw"'),
         (optimizer.correction != "none", f'optimizer.correction = "{optimizer.correction}"', 'correction = "none"'),
         (optimizer.moments != "fp32", f'optimizer.moments = "{optimizer.moments}"', 'optimizer.moments = "fp32"'),

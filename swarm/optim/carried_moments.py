@@ -39,6 +39,8 @@ class Carried:
     """The moments' parts of a result, end to end."""
     scalars: Mapping[str, float]
     """AdamW's running products of its betas."""
+    is_of_one: bool = False
+    """Parts of a contribution instead: where one member has come to by itself."""
 
     @classmethod
     def of(cls, state: StageState) -> "Carried | None":
@@ -57,13 +59,9 @@ class CarriedMoments:
         self._num_steps = settings.averaging.local_steps
         self._ratio = np.float32(longest_first_moment(settings.inner))
 
-    def places(self) -> list[slice]:
-        """Where each of the parts of moments lies in the encoded bytes, in order."""
-        return places_of_moments(self.parts)
-
     def at_first(self) -> Carried:
         """Of version 0: zeros, which every codec writes as such."""
-        num_bytes = self.places()[-1].stop
+        num_bytes = places_of_moments(self.parts)[-1].stop
         return Carried(np.zeros(num_bytes, dtype=np.uint8), {"beta1_power": 1.0, "beta2_power": 1.0})
 
     def after(self, before: Carried, said: Sequence[Encoded | None]) -> Carried:
@@ -78,29 +76,64 @@ class CarriedMoments:
             found["beta2_power"] *= self._inner.beta2
         return found
 
+    def after_own(self, before: Carried, said: Sequence[Encoded]) -> Carried:
+        """Where a member has come to by itself from there; `said` is all of its contribution."""
+        encoded = b"".join(said[part] for part in self.parts.moments)
+        return Carried(np.frombuffer(encoded, dtype=np.uint8), self.powers_after(before.scalars), is_of_one=True)
+
     def load(self, carried: Carried, optimizer: ExactOptimizer, *, threads: Threads = ONE_THREAD) -> None:
         """Have the optimizer begin there. Raises RemoteError for what no result holds."""
-        parts, places = self.parts, self.places()
         first, second = optimizer.moments["first"], optimizer.moments["second"]
-        means = np.empty(num_means(self._layout), dtype=np.float32)
-
-        def decode(index: int) -> None:
-            part, place = parts.moments[index], places[index]
-            start = parts[part].start - parts.num_values
-            out = first[start:] if start < first.size else means[start - first.size :]
-            parts.result_codec(part).decode(carried.encoded[place].data, out[: parts.size(part)])
-
-        threads.map(decode, range(len(places)))
-        from_means(np.maximum(means, np.float32(0.0)), self._layout, second, threads=threads)
+        self._decode_second(self._decode(carried, first, threads), second, threads)
         windows.shorten(first, second, self._ratio, threads=threads)
         optimizer.scalars = dict(carried.scalars)
 
+    def move(
+        self,
+        optimizer: ExactOptimizer,
+        before: Carried,
+        after: Carried,
+        scratch: Floats,
+        *,
+        num_steps: int,
+        threads: Threads = ONE_THREAD,
+    ) -> None:
+        """Have the optimizer, which has taken so many steps since it began at `before`, be where it would be with the
+        same gradients from `after`. Raises RemoteError for what no result holds. `scratch`: as long as a moment."""
+        first, second = optimizer.moments["first"], optimizer.moments["second"]
+        for carried, sign in ((after, 1.0), (before, -1.0)):
+            means = self._decode(carried, scratch, threads)
+            windows.add_share(first, scratch, np.float32(sign * self._inner.beta1**num_steps), threads=threads)
+            self._decode_second(means, scratch, threads)
+            windows.add_share(second, scratch, np.float32(sign * self._inner.beta2**num_steps), threads=threads)
+        windows.at_least_zero(second, threads=threads)
+        windows.shorten(first, second, self._ratio, threads=threads)
 
-def places_of_moments(parts: Parts) -> list[slice]:
-    """As `CarriedMoments.places`."""
+    def _decode(self, carried: Carried, first: Floats, threads: Threads) -> Floats:
+        """The first moments into `first`; the second ones' means."""
+        parts, is_of_one = self.parts, carried.is_of_one
+        places, means = places_of_moments(parts, of_one=is_of_one), np.empty(num_means(self._layout), dtype=np.float32)
+
+        def decode(index: int) -> None:
+            part = parts.moments[index]
+            start = parts[part].start - parts.num_values
+            out = first[start:] if start < first.size else means[start - first.size :]
+            codec = parts.contribution_codec(part) if is_of_one else parts.result_codec(part)
+            codec.decode(carried.encoded[places[index]].data, out[: parts.size(part)])
+
+        threads.map(decode, range(len(places)))
+        return means
+
+    def _decode_second(self, means: Floats, second: Floats, threads: Threads) -> None:
+        from_means(np.maximum(means, np.float32(0.0)), self._layout, second, threads=threads)
+
+
+def places_of_moments(parts: Parts, *, of_one: bool = False) -> list[slice]:
+    """Where each of the parts of moments lies in the encoded bytes of a result, or of one contribution, in order."""
     found, at = [], 0
     for part in parts.moments:
-        found.append(slice(at, at + parts.result_bytes(part)))
+        codec = parts.contribution_codec(part) if of_one else parts.result_codec(part)
+        found.append(slice(at, at + codec.encoded_bytes(parts.size(part))))
         at = found[-1].stop
     return found
 

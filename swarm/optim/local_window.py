@@ -5,10 +5,14 @@ contributes is where it went, start - end, and the moments at its end (Douillard
 outer optimizer; moments there are private). docs/outer_steps.md says what other forms are worth. The learning rate goes
 by the inner step's number in the run.
 
+Where a round goes on while the next window is computed (`averaging.delay`), that begins from where the member's own
+contribution has brought it, and what the round made of all takes the place of that when it is there.
+
 A window lies where its stage is computed, if there is room: else its gradients and weights cross at every inner step.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +21,8 @@ from numpy.typing import NDArray
 
 from kernels import windows
 from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.encoded import Encoded
+from swarm.checkpoint.state import StageState
 from swarm.core.settings import RunSettings
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import Link
@@ -46,16 +52,53 @@ class Window(ABC):
         self._optimizer = ExactOptimizer.of(settings.inner, layout, threads=threads)
         self._buffers = [np.empty(layout.num_values, dtype=np.float32) for _ in range(2)]
         self._start: Floats | None = None
+        self._began: Carried | None = None
         self._end: Floats | None = None
         self._means: Floats | None = None
         self._version = 0
         self.steps_taken = 0
 
     def begin(self, start: Floats, version: int, carried: Carried) -> None:
-        """From weights and moments of this version, which do not change while the window lasts. Raises RemoteError for
-        moments that no result holds."""
+        """From these weights and moments, which do not change while the window lasts: of this version, or of one member
+        on its way there. Raises RemoteError for moments that no result holds."""
         self._carried.load(carried, self._optimizer, threads=self._threads)
-        self._start, self._end, self._means, self._version, self.steps_taken = start, None, None, version, 0
+        self._start, self._began, self._end, self._means = start, carried, None, None
+        self._version, self.steps_taken = version, 0
+
+    def move(self, pieces: Iterable[tuple[slice, Floats]]) -> None:
+        """Have begun from these weights there, which are written into those that `begin` had: they are nobody else's.
+        What steps have moved since stays. `weights` are others from here on."""
+        assert self._start is not None, "no window has begun"
+        start, here = self._start, self._here
+        self._bring(here)
+        for where, values in pieces:
+            if self.steps_taken:
+                windows.move(here[where], start[where], values, threads=self._threads)
+            start[where] = values
+        self._take_back(here)
+
+    def begin_from(self, start: Floats, carried: Carried) -> None:
+        """Have begun from these instead: what was moved since stays, of the moments as much as the steps since leave.
+        `weights` are others from here on. Raises RemoteError as `begin`."""
+        assert self._start is not None, "no window has begun"
+        assert self._began is not None
+        if not self.steps_taken:
+            self.begin(start, self._version, carried)
+            return
+        here, scratch = self._here, self._buffers[(self.steps_taken + 1) % 2]
+        self._bring(here)
+        windows.move(here, self._start, start, threads=self._threads)
+        self._carried.move(
+            self._optimizer, self._began, carried, scratch, num_steps=self.steps_taken, threads=self._threads
+        )
+        self._start, self._began = start, carried
+        self._take_back(here)
+
+    def _bring(self, here: Floats) -> None:
+        """Have weights and moments on the host."""
+
+    def _take_back(self, here: Floats) -> None:
+        """They are changed there."""
 
     @property
     def is_full(self) -> bool:
@@ -143,10 +186,34 @@ class WindowThere(Window):
         self.steps_taken += 1
         return report
 
+    def _bring(self, here: Floats) -> None:
+        self._there.end(here)
+
+    def _take_back(self, here: Floats) -> None:
+        self._there.begin(here)
+
     def end(self) -> None:
         if self.steps_taken:
-            self._there.end(self._here)
+            self._bring(self._here)
         super().end()
+
+
+def own_start(
+    settings: RunSettings, version: StageState, said: Sequence[Encoded], *, threads: Threads = ONE_THREAD
+) -> tuple[Floats, Carried]:
+    """Where a member has come to from a version by all that it `said` of its window: weights, the caller's own, and
+    moments."""
+    before, moments = Carried.of(version), CarriedMoments(settings, version.layout)
+    assert before is not None, "a version of a run with windows"
+    parts, weights = moments.parts, np.empty_like(version.weights)
+
+    def step(part: int) -> None:
+        where = parts.gradient[part]
+        parts.contribution_codec(part).decode(said[part], weights[where])
+        windows.difference(version.weights[where], weights[where], weights[where])
+
+    threads.map(step, range(len(parts.gradient)))
+    return weights, moments.after_own(before, said)
 
 
 def window_of(settings: RunSettings, model: StageModel, *, threads: Threads = ONE_THREAD) -> Window:

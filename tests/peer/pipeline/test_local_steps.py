@@ -42,6 +42,8 @@ class Watched:
         self.entries: dict[int, dict[PeerId, int]] = {}
         self.sent: dict[int, list[int]] = defaultdict(list)
         """Bytes that members sent in a round, by the version that it started from."""
+        self.begun_before: dict[int, int] = {}
+        """Of each step, how many entries were computed before the version that it is on was there."""
 
     def applied(self, steps: StageSteps, applied: Applied) -> None:
         version = int(applied.chain.version)
@@ -49,6 +51,7 @@ class Watched:
         made = applied.result.roster.contributions
         self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
         self.sent[version - 1].append(applied.sent_bytes)
+        self.begun_before[version - 1] = sum(work.version < version - 1 for one in made for work in one.work)
 
 
 def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path) -> None:
@@ -70,6 +73,23 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
     assert len(encoded) < 0.45 * values, "who joins needs the weights, these few bytes of moments, and nothing else"
     assert encoded.any()
     assert state.scalars["beta1_power"] == pytest.approx(0.9 ** (4 * LOCAL_STEPS))
+
+
+def test_a_window_goes_on_while_the_round_of_the_one_before_does(tmp_path: Path) -> None:
+    watched = Watched()
+    tables: dict[str, Any] = {"averaging": {"local_steps": LOCAL_STEPS, "delay": 1, "sync_steps": 2}}
+
+    async def train() -> dict[str, Any]:
+        async with swarm_in_process(windows(**tables, optimizer={"total_steps": 6}), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            return await swarm.finished()
+
+    report = asyncio.run(train())
+    assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
+    assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
+    assert not watched.begun_before[0] and not watched.begun_before[1], "these wait for their rounds"
+    assert all(watched.begun_before[step] for step in range(2, 6)), watched.begun_before
+    assert {num for of in watched.entries.values() for num in of.values()} == {2 * LOCAL_STEPS}
 
 
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
