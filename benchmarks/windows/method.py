@@ -18,8 +18,9 @@ class Method:
     """Of pseudo-gradients, first moments and results."""
     rule: Rule = "mean"
     overlap: int = 0
-    """So many inner steps of the next window are taken while a round goes on, from where the member itself has come to;
-    then what all have done takes the place of what it has. No daemon does so."""
+    """So many inner steps of the next window are taken while a round goes on, from where the member itself has come to,
+    as with `averaging.delay = 1`: of what all have done weights take the place of its own evenly over the first half of
+    them, moments in the end."""
 
     @property
     def name(self) -> str:

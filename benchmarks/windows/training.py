@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from benchmarks.single_process import WholeRun, joined
 from benchmarks.whole_model import host_windows
 from benchmarks.windows.method import Method
-from kernels import windows
-from kernels.threads import ONE_THREAD
 from swarm.averaging.certified_gradient import CertifiedGradient, squares_of
 from swarm.averaging.encoded import Encoded
 from swarm.averaging.parts import Parts
@@ -26,13 +24,11 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Version
 from swarm.core.round.contribution import ReducedPart
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
-from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
-from swarm.optim.carried_moments import CARRIED, Carried, CarriedMoments
-from swarm.optim.exact import ExactOptimizer, longest_first_moment
-from swarm.optim.factored_moments import means_of
+from swarm.optim.carried_moments import Carried
+from swarm.optim.exact import ExactOptimizer
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow
+from swarm.optim.local_window import LocalWindow, own_start
 from swarm.optim.stage_step import StageStep, first_state, stage_clip_norm
 
 Floats = NDArray[np.float32]
@@ -99,11 +95,10 @@ def train(
         first = (step * members + member) * microbatches
         return [MicrobatchId(first + index) for index in range(microbatches)]
 
-    if method.overlap:
-        weights = _overlapped(model, settings, run.weights[0], members, ids, method.overlap)
+    if method.local_steps == 1:
+        weights = _synchronous(model, settings, run.weights[0], members, ids)
     else:
-        trained = _synchronous if method.local_steps == 1 else _in_windows
-        weights = trained(model, settings, run.weights[0], members, ids)
+        weights = _in_windows(model, settings, run.weights[0], members, ids, overlap=method.overlap)
     return model.held_out(weights, evaluate_tokens)
 
 
@@ -139,50 +134,29 @@ def _synchronous(model: WholeModel, settings: RunSettings, weights: Floats, memb
     return weights
 
 
-def _in_windows(model: WholeModel, settings: RunSettings, weights: Floats, members: int, ids: Ids) -> Floats:
+def _in_windows(
+    model: WholeModel, settings: RunSettings, weights: Floats, members: int, ids: Ids, *, overlap: int
+) -> Floats:
+    """Of a round that goes on during the next window's first `overlap` steps, the weights come evenly over the first
+    half of them, and the rest in the end."""
     layout, num_steps = model.layout, settings.averaging.local_steps
     state, window = first_state(settings, layout, weights), LocalWindow(settings, layout)
     step = StageStep.of_run(settings, layout, clip_norm=stage_clip_norm(settings, 0))
     parts = Parts.of(settings, layout)
-    for version in range(settings.optimizer.total_steps):
-        said = []
-        for member in range(members):
-            _take(window, state, [ids(version * num_steps + number, member) for number in range(num_steps)], model)
-            said.append(encoded_window(window, parts, version, member))
-        reduced, bodies = averaged(settings, parts, version, said)
-        state = step.next(state, CertifiedGradient.of(parts, reduced, bodies), digest("version", [version])).state
-    return state.weights
-
-
-def _overlapped(
-    model: WholeModel, settings: RunSettings, weights: Floats, members: int, ids: Ids, overlap: int
-) -> Floats:
-    """Rounds go on during the first steps of the next window. Each member begins that where it has come to by what it
-    has committed to; when the result is there, its way and moments are moved by what it differs from them, the moments
-    by as much of it as the steps since have left. What it contributes is what its own steps have moved."""
-    layout, num_steps = model.layout, settings.averaging.local_steps
-    state, parts = first_state(settings, layout, weights), Parts.of(settings, layout)
-    step = StageStep.of_run(settings, layout, clip_norm=stage_clip_norm(settings, 0))
-    moments, window = CarriedMoments(settings, layout), _Overlapping(settings, layout, overlap)
     under_way: list[list[memoryview]] = []
     for version in range(settings.optimizer.total_steps):
-        certified = state
-        if under_way:
-            certified = _made(settings, parts, step, state, under_way)
+        certified = _made(settings, parts, step, state, under_way) if under_way else state
         said = []
         for member in range(members):
             batches = [ids(version * num_steps + number, member) for number in range(num_steps)]
-            own = _own_state(parts, moments, state, under_way[member]) if under_way else state
-            values = window.take(own, certified, batches, model, version=version)
-            seeds = part_seeds(RUN_ID, StageIndex(0), Version(version), PeerId(f"{member}"), num_parts=len(parts))
-            said.append(
-                [
-                    parts.contribution_codec(part).encode(np.ascontiguousarray(values[where]), seed=seed)
-                    for part, (where, seed) in enumerate(zip(parts, seeds, strict=True))
-                ]
-            )
-        state, under_way = certified, said
-    return _made(settings, parts, step, state, under_way).weights
+            own = under_way[member] if under_way else None
+            _take(window, settings, state, own, certified, batches, model, overlap=overlap)
+            said.append(encoded_window(window, parts, version, member))
+        if overlap:
+            state, under_way = certified, said
+        else:
+            state = _made(settings, parts, step, certified, said)
+    return _made(settings, parts, step, state, under_way).weights if under_way else state.weights
 
 
 def _made(
@@ -193,79 +167,38 @@ def _made(
     return step.next(state, CertifiedGradient.of(parts, reduced, bodies), digest("version", [state.version])).state
 
 
-def _own_state(parts: Parts, moments: CarriedMoments, state: StageState, said: Sequence[memoryview]) -> StageState:
-    """Where a member has come to from a version, by its contribution alone."""
-    way = np.empty(parts.num_values, dtype=np.float32)
-    for part, where in enumerate(parts):
-        if where.start < way.size:
-            parts.contribution_codec(part).decode(said[part], way[where])
-    before = Carried.of(state)
-    assert before is not None
-    carried = moments.after(before, [said[part] for part in parts.moments])
-    return replace(
-        state, weights=state.weights - way, moments={CARRIED: carried.encoded}, scalars=dict(carried.scalars)
-    )
-
-
-class _Overlapping:
-    """Windows that begin before the round of the one before has ended."""
-
-    def __init__(self, settings: RunSettings, layout: ParameterLayout, overlap: int) -> None:
-        self._settings, self._layout, self._overlap = settings, layout, overlap
-        self._moments = CarriedMoments(settings, layout)
-        self._ratio = np.float32(longest_first_moment(settings.inner))
-
-    def _optimizer(self, state: StageState) -> ExactOptimizer:
-        layout, carried = self._layout, Carried.of(state)
-        assert carried is not None
-        found = ExactOptimizer.of(self._settings.inner, layout)
-        self._moments.load(carried, found)
-        return found
-
-    def take(
-        self,
-        own: StageState,
-        certified: StageState,
-        batches: Sequence[list[MicrobatchId]],
-        model: WholeModel,
-        *,
-        version: int,
-    ) -> Floats:
-        """All that it says."""
-        chosen, optimizer, weights = self._settings.inner, self._optimizer(own), own.weights
-        way = np.zeros_like(weights)
-        for number, batch in enumerate(batches):
-            if own is not certified and number == self._overlap:
-                weights = self._joined(optimizer, weights, own, certified, number)
-            out, at = np.empty_like(weights), version * len(batches) + number
-            gradient = model.mean_gradient(weights, batch)
-            optimizer.step(weights, gradient, step=at, clip_norm=chosen.max_norm, out=out)
-            way, weights = way + (weights - out), out
-        if own is not certified and self._overlap >= len(batches):
-            self._joined(optimizer, weights, own, certified, len(batches))
-        means = means_of(optimizer.moments["second"], self._layout)
-        return np.concatenate([way, optimizer.moments["first"], means])
-
-    def _joined(
-        self, optimizer: ExactOptimizer, weights: Floats, own: StageState, certified: StageState, steps: int
-    ) -> Floats:
-        """What all have done takes the place of what it has; `steps` were taken since."""
-        chosen, mine, all_of_us = self._settings.inner, self._optimizer(own), self._optimizer(certified)
-        for name, beta in (("first", chosen.beta1), ("second", chosen.beta2)):
-            moved = all_of_us.moments[name] - mine.moments[name]
-            optimizer.moments[name] += np.float32(beta**steps) * moved
-        np.maximum(optimizer.moments["second"], np.float32(0.0), out=optimizer.moments["second"])
-        windows.shorten(optimizer.moments["first"], optimizer.moments["second"], self._ratio, threads=ONE_THREAD)
-        return weights + (certified.weights - own.weights)
-
-
-def _take(window: LocalWindow, state: StageState, batches: Sequence[list[MicrobatchId]], model: WholeModel) -> None:
-    carried = Carried.of(state)
+def _take(
+    window: LocalWindow,
+    settings: RunSettings,
+    state: StageState,
+    own: Sequence[memoryview] | None,
+    certified: StageState,
+    batches: Sequence[list[MicrobatchId]],
+    model: WholeModel,
+    *,
+    overlap: int,
+) -> None:
+    """From the state, or from where it has come to by its `own` contribution, until what all have made is there."""
+    carried = Carried.of(certified)
     assert carried is not None
-    window.begin(state.weights, state.version, carried)
-    for batch in batches:
+    if own is None:
+        window.begin(certified.weights, certified.version, carried)
+    else:
+        weights, said = own_start(settings, state, own)
+        window.begin(weights, certified.version, said)
+    for number, batch in enumerate(batches, 1):
         window.take_mean(model.mean_gradient(window.weights, batch))
+        if own is not None and number == min(overlap, len(batches)):
+            window.begin_from(certified.weights, carried)
+        elif own is not None and number <= -(-overlap // 2):
+            where = _share(certified.weights.size, number - 1, -(-overlap // 2))
+            window.move([(where, certified.weights[where])])
     window.end()
+
+
+def _share(size: int, index: int, count: int) -> slice:
+    """One of so many, of so many values."""
+    return slice(index * size // count, (index + 1) * size // count)
 
 
 def encoded_window(window: LocalWindow, parts: Parts, version: int, member: int) -> list[memoryview]:

@@ -144,6 +144,12 @@ class PartExchange:
         for reduced, body in zip(result.parts, bodies, strict=True):
             state.parts.reduced[reduced.part, reduced.digest] = body
 
+    def _have(self, state: StepState, reduced: ReducedPart, body: Bytes) -> None:
+        """A part of the step's result, or a cohort's share of one, is here."""
+        state.parts.reduced[reduced.part, reduced.digest] = body
+        if reduced.cohort is None:
+            self._replica.hear_of_result(state.step, reduced.part, body)
+
     # -- out ----------------------------------------------------------------------------------------------
 
     def send_part(self, state: StepState, reducer: PeerId, part: int, view: int) -> None:
@@ -376,7 +382,7 @@ class PartExchange:
                 self._accuse_if_proved(found)
                 raise RemoteError(found.kind, f"reduced part {reduced.part} from {sender}: {found}", sender)
             out = machine.on_reduced(sender, reduced, now=time.monotonic())
-            state.parts.reduced[reduced.part, reduced.digest] = body
+            self._have(state, reduced, body)
             self._keep_words(state, found)
             return Heard(out)
 
@@ -567,7 +573,7 @@ class PartExchange:
         )
         self._check_open(state)
         for reduced, reduction, encoded in made:
-            state.parts.reduced[reduced.part, reduced.digest] = encoded
+            self._have(state, reduced, encoded)
             state.parts.reductions[reduced] = reduction
             out += machine.aggregated(reduced, now=time.monotonic())
         return out
@@ -633,7 +639,7 @@ class PartExchange:
                 came(len(reply.body))
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
-                parts.reduced[part, wanted] = kept
+                self._have(state, asked.reduced, kept)
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         if self._is_fetched_no_more(state, asked):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import optimizers
+from kernels import optimizers, windows
 from kernels.threads import ONE_THREAD, Threads
 from peer.state.past_weights import PastVersion, PastWeights
 from swarm.averaging.certified_gradient import CertifiedGradient
@@ -127,6 +127,8 @@ class StageReplica:
         self._sums: dict[Step, Accumulation] = {}
         self._memory = memory_of_one(self.layout)
         """A version's weights have that of the step's sum, which was let go of, and the next sum has that of theirs."""
+        self._coming: dict[int, Encoded] = {}
+        """Parts of weights in the result of the present round, which no window knows yet."""
         self._step = StageStep.of_run(settings, self.layout, clip_norm=clip_norm, threads=threads, memory=self._memory)
         self._window = window_of(settings, model, threads=threads) if settings.has_windows else None
         self.past = PastWeights.of_run(settings, folder)
@@ -147,6 +149,7 @@ class StageReplica:
         """
         self.state, self.era = self._step.restore(state), era
         self.past.clear()
+        self._coming.clear()
         self._weights = self.model.weights(state.weights)
         self._ahead: Floats | None = None
         self._extrapolated: Weights | None = None
@@ -230,14 +233,36 @@ class StageReplica:
         held.at = self.model.weights(window.weights)
 
     def _follow(self, held: Accumulation, window: Window, step: Step) -> None:
-        """(compute) If the version that the window's step is on has come since it began, it begins from that."""
+        """(compute) The window begins from the version that its step is on, if that has come since; else from what is
+        here of it."""
         state = self.state
-        if held.follows == int(step) or state.version != int(step):
+        if held.follows == int(step):
             return
-        carried, held.follows = Carried.of(state), state.version
-        assert carried is not None
-        window.begin_from(state.weights, carried)
+        if state.version == int(step):
+            carried, held.follows = Carried.of(state), state.version
+            assert carried is not None
+            window.begin_from(state.weights, carried)
+        else:
+            coming, self._coming = self._coming, {}
+            if not coming:
+                return
+            window.move((self._parts[part], self._stepped_part(state, part, coming[part])) for part in sorted(coming))
         held.at = self.model.weights(window.weights)
+
+    def _stepped_part(self, state: StageState, part: int, body: Encoded) -> Floats:
+        """(compute) The weights of the next version there, if that is what the round ends with."""
+        where = self._parts[part]
+        values = np.zeros(where.stop - where.start, dtype=np.float32)
+        if len(body):
+            self._parts.result_codec(part).decode(body, values)
+        windows.difference(state.weights[where], values, values)
+        return values
+
+    def hear_of_result(self, step: Step, part: int, body: Encoded) -> None:
+        """A part of what the step's round makes is here. Nobody may have voted on it yet: a window that has begun is
+        moved there for the time being, and to the version in the end."""
+        if self._window is not None and int(step) == self.version and part < len(self._parts.gradient):
+            self._coming[part] = body
 
     def record(self, step: Step, work: Work) -> None:
         """(compute) The microbatch's gradient is in the step's sum."""
@@ -328,6 +353,7 @@ class StageReplica:
             raise LocalError(f"version {new.state.version} does not follow {self.state.version}")
         left, known = self.state, self.can_compute(Step(self.version + 1))
         self.past.remember(left.version, PastVersion(left.weights, self._ahead, known, Carried.of(left)))
+        self._coming.clear()
         self.state, self._weights = new.state, new.weights
         self._ahead, self._extrapolated, self._stepped = new.ahead, new.extrapolated, None
         self.inputs.begin_anew()

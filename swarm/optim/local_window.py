@@ -94,9 +94,11 @@ class Window(ABC):
         self._start, self._began = start, carried
         self._take_back(here)
 
+    @abstractmethod
     def _bring(self, here: Floats) -> None:
         """Have weights and moments on the host."""
 
+    @abstractmethod
     def _take_back(self, here: Floats) -> None:
         """They are changed there."""
 
@@ -151,6 +153,12 @@ class LocalWindow(Window):
     @property
     def weights(self) -> Floats:
         return self._here
+
+    def _bring(self, here: Floats) -> None:
+        """They are."""
+
+    def _take_back(self, here: Floats) -> None:
+        """Nobody else has them."""
 
     def take(self, gradient: GradientSum) -> StepTaken:
         return self.take_mean(gradient.take_mean())

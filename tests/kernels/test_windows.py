@@ -27,6 +27,21 @@ def test_difference_and_shortened_moments_equal_numpy_when_values_are_of_every_m
 
 
 @pytest.mark.parametrize("count", [1, 3])
+def test_what_is_moved_and_added_equals_numpy_when_values_are_of_every_magnitude(count: int) -> None:
+    threads = Threads(count)
+    one, other, third = (exact_floats(name, SIZE) * exact_scales(name, SIZE) for name in ("one", "two", "three"))
+    out = one.copy()
+    windows.move(out, other, third, threads=threads)
+    assert out.tobytes() == reference.flushed(one + reference.flushed(third - other)).tobytes()
+    out, share = one.copy(), np.float32(-0.3)
+    windows.add_share(out, other, share, threads=threads)
+    assert out.tobytes() == reference.flushed(one + reference.flushed(share * other)).tobytes()
+    windows.at_least_zero(out, threads=threads)
+    assert out.min() == 0.0
+    assert out.max() > 0.0
+
+
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 700), (900, 5), (64, 64)])
 def test_means_and_their_products_equal_numpy_when_threads_share_them(shape: tuple[int, int], count: int) -> None:
     threads = Threads(count)

@@ -87,7 +87,7 @@ def test_a_window_goes_on_while_the_round_of_the_one_before_does(tmp_path: Path)
     report = asyncio.run(train())
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
     assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
-    assert not watched.begun_before[0] and not watched.begun_before[1], "these wait for their rounds"
+    assert [watched.begun_before[step] for step in range(2)] == [0, 0], "these wait for their rounds"
     assert all(watched.begun_before[step] for step in range(2, 6)), watched.begun_before
     assert {num for of in watched.entries.values() for num in of.values()} == {2 * LOCAL_STEPS}
 

@@ -8,6 +8,7 @@ import torch
 
 from kernels.norms import RUN_VALUES
 from swarm.averaging.encoded import Encoded
+from swarm.checkpoint.state import StageState
 from swarm.core.errors import LocalError
 from swarm.core.settings import (
     AveragingCodecName,
@@ -21,11 +22,11 @@ from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
 from swarm.optim import adamw_there
-from swarm.optim.carried_moments import Carried, CarriedMoments
+from swarm.optim.carried_moments import CARRIED, Carried, CarriedMoments, places_of_moments
 from swarm.optim.exact import ExactOptimizer, longest_first_moment
 from swarm.optim.factored_moments import from_means, means_of
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow, WindowThere
+from swarm.optim.local_window import LocalWindow, Window, WindowThere, own_start
 from tests.pretend_device import OTHERS
 from tests.verification.exhibits import small_settings
 
@@ -138,7 +139,7 @@ def test_parts_that_say_nothing_leave_their_moments_as_they_were() -> None:
     window = taken(run, np.ones(SIZE, dtype=np.float32), 0, carried.at_first(), 2)
     both = said(carried, window)
     one = carried.after(carried.at_first(), [both[0], None])
-    first, second = carried.places()
+    first, second = places_of_moments(carried.parts)
     assert one.encoded[first].tobytes() == bytes(both[0] or b"")
     assert not one.encoded[second].any()
 
@@ -183,6 +184,91 @@ def test_the_outer_step_is_exactly_the_weights_less_the_mean() -> None:
         np.testing.assert_array_equal(out, weights - mean)
 
 
+def state_of(weights: np.ndarray, version: int, carried: Carried) -> StageState:
+    return StageState(version, LAYOUT, weights, {CARRIED: carried.encoded}, dict(carried.scalars))
+
+
+def contribution(carried: CarriedMoments, window: Window, seed: int) -> list[memoryview]:
+    parts = carried.parts
+    return [
+        parts.contribution_codec(part).encode(np.ascontiguousarray(window.values(where)), seed=bytes([seed]) * 32)
+        for part, where in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int2", "int8"])
+def test_where_a_member_has_come_to_by_itself_is_what_it_has_said(codec: AveragingCodecName) -> None:
+    run, start = settings(codec), np.ones(SIZE, dtype=np.float32)
+    carried = CarriedMoments(run, LAYOUT)
+    window = taken(run, start, 0, carried.at_first(), 2)
+    made = contribution(carried, window, 5)
+    weights, own = own_start(run, state_of(start, 0, carried.at_first()), made)
+    way = np.empty(SIZE, dtype=np.float32)
+    for part, where in enumerate(carried.parts.gradient):
+        carried.parts.contribution_codec(part).decode(made[part], way[where])
+    np.testing.assert_array_equal(weights, start - way)
+    if codec == "fp32":
+        np.testing.assert_array_equal(weights, window.weights)
+    assert own.scalars == carried.powers_after(carried.at_first().scalars)
+    optimizer = ExactOptimizer.of(run.inner, LAYOUT)
+    carried.load(own, optimizer)
+    first = np.empty(SIZE, dtype=np.float32)
+    carried.parts.contribution_codec(1).decode(made[1], first)
+    shortened = np.abs(optimizer.moments["first"]) < np.abs(first)
+    assert shortened.mean() < 0.8
+    np.testing.assert_array_equal(optimizer.moments["first"][~shortened], first[~shortened])
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
+def test_a_window_that_began_from_elsewhere_ends_with_the_moments_of_one_from_the_version(at: int) -> None:
+    """What its steps have moved since stays; moments are sums, so that those of the gradients are the same."""
+    run, rng = settings(), np.random.default_rng(8)
+    carried = CarriedMoments(run, LAYOUT)
+    before = taken(run, np.ones(SIZE, dtype=np.float32), 0, carried.at_first(), 7)
+    version = carried.after(carried.at_first(), said(carried, before))
+    other = taken(run, np.ones(SIZE, dtype=np.float32), 0, carried.at_first(), 6)
+    elsewhere = carried.after_own(carried.at_first(), contribution(carried, other, 1))
+    start, own = (rng.standard_normal(SIZE, dtype=np.float32) for _ in range(2))
+    straight, moved = LocalWindow(run, LAYOUT), LocalWindow(run, LAYOUT)
+    straight.begin(start, 1, version)
+    moved.begin(own.copy(), 1, elsewhere)
+    for number, gradient in enumerate(gradients(3)):
+        if number == at:
+            way = moved.weights - own
+            moved.begin_from(start, version)
+            np.testing.assert_allclose(moved.weights, start + way, atol=1e-6)
+        straight.take_mean(gradient)
+        moved.take_mean(gradient)
+    if at == STEPS:
+        moved.begin_from(start, version)
+    straight.end()
+    moved.end()
+    for part in carried.parts.moments:
+        where = carried.parts[part]
+        np.testing.assert_allclose(moved.values(where), straight.values(where), rtol=1e-4, atol=1e-6)
+    difference = np.abs(moved.values(slice(0, SIZE)) - straight.values(slice(0, SIZE))).max()
+    assert difference == 0.0 if at == 0 else 0.0 < difference < STEPS * 0.05
+
+
+def test_what_comes_of_a_version_in_pieces_moves_a_window_there_and_the_whole_changes_no_more() -> None:
+    run, rng = settings(), np.random.default_rng(9)
+    carried = CarriedMoments(run, LAYOUT)
+    start, own = (rng.standard_normal(SIZE, dtype=np.float32) for _ in range(2))
+    window = LocalWindow(run, LAYOUT)
+    window.begin(own.copy(), 1, carried.at_first())
+    window.take_mean(gradients(3)[0])
+    way = window.weights - own
+    few = slice(7, 30)
+    window.move([(few, start[few])])
+    expected = own + way
+    expected[few] = (start + way)[few]
+    np.testing.assert_allclose(window.weights, expected, atol=1e-6)
+    window.begin_from(start, carried.at_first())
+    np.testing.assert_allclose(window.weights, start + way, atol=1e-6)
+    window.end()
+    np.testing.assert_allclose(window.values(slice(0, SIZE)), -way, atol=1e-6)
+
+
 @pytest.mark.parametrize("device", OTHERS)
 def test_on_a_device_every_bit_is_the_hosts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw_there, "PIECE_VALUES", 2 * RUN_VALUES)
@@ -195,8 +281,13 @@ def test_on_a_device_every_bit_is_the_hosts(device: str, monkeypatch: pytest.Mon
     for version in (0, 1):  # the second begins with moments of the first
         begun = carried.at_first() if version == 0 else carried.after(carried.at_first(), said(carried, here))
         for window in (here, there):
-            window.begin(start, version, begun)
-        for _ in range(STEPS):
+            window.begin(start.copy(), version, begun)
+        for number in range(STEPS):
+            for window in (here, there):
+                if number == 1:
+                    window.move([(slice(5, 4000), start[9:4004])])
+                elif number == 3:
+                    window.begin_from(start[::-1].copy(), begun)
             # Of every magnitude: moments and weights that are flushed, and some that are below 2^-126 on the way.
             values = np.ldexp(rng.standard_normal(layout.num_values), rng.integers(-140, 12, layout.num_values))
             values[::11] = 0.0
