@@ -3,7 +3,8 @@
     python -m benchmarks.outer_steps --params 100000000 --peers 4 --uplink-mbit 20 --json
 
 A real host and real peers, each in a network namespace joined by `benchmarks.homes.router`; down five times as fast as
-up, 40 ms from home to home; rounds in int2, among strangers, with audits. Emulated is the time of computing alone
+up, 40 ms from home to home; rounds in int2, among strangers, with audits. With `--ahead` among friends, and the next
+window is computed while the round of the one before goes on. Emulated is the time of computing alone
 (`benchmarks.windows.paced_peer`): the layers are computed on 16 tokens, and each window of 10 inner steps takes
 `--window-s`, as it would with batches that need so long. One alone computes without a pause and has no rounds, audits
 or host. From the second window on, `--windows` are counted: `utilisation` is the certified microbatches' time over all
@@ -53,7 +54,7 @@ HIDDEN_SIZE = 256
 MANIFEST = """\
 [run]
 name = "outer-steps"
-trust = "public"
+trust = "{trust}"
 [model]
 config = {{ model_type = "llama", vocab_size = 256, hidden_size = {hidden}, intermediate_size = {mlp}, \
 num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 4, max_position_embeddings = 64, \
@@ -72,6 +73,8 @@ averaging = "int2"
 [averaging]
 rule = "{rule}"
 local_steps = {local_steps}
+delay = {delay}
+sync_steps = 1
 [audits]
 agreements_to_promote = 0
 [checkpoint]
@@ -223,7 +226,9 @@ def _sent(watched: Watched, address: str, began: float, ended: float) -> int:
     return int(at[-1] - at[0]) if at else 0
 
 
-def figures(watched: Watched, num_parameters: int, *, uplink_mbit: float, window_s: float) -> dict[str, Any]:
+def figures(
+    watched: Watched, num_parameters: int, *, uplink_mbit: float, window_s: float, is_ahead: bool
+) -> dict[str, Any]:
     """What the run came to."""
     num_peers, seconds = len(watched.passes), watched.ended - watched.began
     counted = [made for made in watched.results if watched.first <= int(made.roster.step) < watched.end]
@@ -233,7 +238,9 @@ def figures(watched: Watched, num_parameters: int, *, uplink_mbit: float, window
     rounds = [event["round_s"] for event in watched.steps if watched.first <= event["step"] < watched.end]
     between = pauses(watched, uplink_mbit=uplink_mbit, longest_inside_s=window_s / LOCAL_STEPS / 2)
     line_s = statistics.median(one.line_s for one in between) if between else 0.0
-    worth = worth_of_token(num_peers, LOCAL_STEPS)
+    windows_s = seconds / max(1, len(counted))
+    beside = min(1.0, statistics.median(rounds) / windows_s) if is_ahead and rounds else 0.0
+    worth = worth_of_token(num_peers, LOCAL_STEPS, beside=beside)
     return {
         "tokens_per_s_over_one": num_peers * utilisation,
         "speedup_over_one": num_peers * utilisation * worth,
@@ -244,6 +251,7 @@ def figures(watched: Watched, num_parameters: int, *, uplink_mbit: float, window
         "windows": len(counted),
         "parameters": num_parameters,
         "worth_of_token": worth,
+        "computed_beside_rounds": beside,
         "pause_seconds": statistics.median(one.seconds for one in between) if between else None,
         "pause_cpu_seconds": statistics.median(one.cpu_s for one in between) if between else None,
         "line_seconds": line_s,
@@ -260,10 +268,11 @@ def _newcomer(watched: Watched, what: str) -> float | None:
     return None if watched.newcomer_s is None else watched.newcomer_s[what]
 
 
-def write_manifest(path: Path, *, params: int, peers: int, rule: str, snapshot_every: int) -> None:
+def write_manifest(path: Path, *, params: int, peers: int, rule: str, snapshot_every: int, is_ahead: bool) -> None:
     """A model of about so many parameters in one stage of two layers."""
     mlp = max(64, round((params - 2 * 256 * HIDDEN_SIZE - 8 * HIDDEN_SIZE**2) / (6 * HIDDEN_SIZE) / 64) * 64)
     given = {"hidden": HIDDEN_SIZE, "mlp": mlp, "peers": peers, "local_steps": LOCAL_STEPS, "rule": rule}
+    given |= {"trust": "friends", "delay": 1} if is_ahead else {"trust": "public", "delay": 0}
     path.write_text(MANIFEST.format(**given, snapshot_every=snapshot_every))
 
 
@@ -275,6 +284,7 @@ def write_manifest(path: Path, *, params: int, peers: int, rule: str, snapshot_e
 @click.option("--windows", type=click.IntRange(min=1), default=3, show_default=True, help="That are counted.")
 @click.option("--rule", type=click.Choice(["mean", "centered_clip"]), default="mean", show_default=True)
 @click.option("--snapshot-every", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--ahead", "is_ahead", is_flag=True, help="Among friends; windows go on while rounds do.")
 @click.option("--newcomer", is_flag=True, help="Then one more peer joins.")
 @click.option("--longest-s", type=click.FloatRange(min=1), default=1800.0, show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and disks in this new folder.")
@@ -288,6 +298,7 @@ def main(
     windows: int,
     rule: str,
     snapshot_every: int,
+    is_ahead: bool,
     newcomer: bool,
     longest_s: float,
     keep: Path | None,
@@ -302,7 +313,9 @@ def main(
         folder = keep or Path(scratch)
         folder.mkdir(exist_ok=True)
         manifest = folder / "run.toml"
-        write_manifest(manifest, params=params, peers=peers, rule=rule, snapshot_every=snapshot_every)
+        write_manifest(
+            manifest, params=params, peers=peers, rule=rule, snapshot_every=snapshot_every, is_ahead=is_ahead
+        )
         num_parameters = sum(stage_num_parameters(read_manifest(manifest).model))
         watched = watch(
             manifest,
@@ -314,7 +327,7 @@ def main(
             with_newcomer=newcomer,
             longest_s=longest_s,
         )
-        found = figures(watched, num_parameters, uplink_mbit=uplink_mbit, window_s=window_s)
+        found = figures(watched, num_parameters, uplink_mbit=uplink_mbit, window_s=window_s, is_ahead=is_ahead)
     if as_json:
         click.echo(json.dumps(found))
     else:

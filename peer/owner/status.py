@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peer.owner.own_peer import ENDED, OwnPeer
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import PeerId
 from swarm.core.owner.guest import GIB, Conduct, Decision, Reading
 from swarm.core.owner.limits import LIMITS, OwnerLimits, clock
 from swarm.manifest.amendment import told, unpacked_changes
@@ -143,7 +143,8 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
     if 0 <= tally.since_last_s < IDLE_S or (tally.since_last_s < 0 and uptime_s < IDLE_S):
         return ""
     if live.settings.has_windows:  # one lasts as long as it will
-        is_done = steps.replica.num_done(Step(steps.version)) >= live.settings.microbatches_of_one
+        replica = steps.replica
+        is_done = replica.num_done(replica.present_step) >= live.settings.microbatches_of_one
         return "its window is done: it waits for the others, and for the round" if is_done else ""
     for beside in (stage - 1, stage + 1):
         if 0 <= beside <= last and not neighbours.of_stage(beside):
@@ -214,7 +215,7 @@ def _add_live(message: pb.Peer, daemon: "PeerDaemon", live: "PeerAtStage") -> No
 
 def _add_window(place: pb.Place, live: "PeerAtStage") -> None:
     steps, settings = live.steps, live.settings
-    step = Step(steps.version)
+    step = steps.replica.present_step
     place.local_steps = settings.averaging.local_steps
     place.inner_steps_taken = steps.replica.inner_steps_taken(step)
     each_s = steps.context.compute.busy_s / live.counters.microbatches if live.counters.microbatches else -1.0

@@ -289,6 +289,11 @@ class StageReplica:
         held.num_whole = len(held.work)
         held.gradient.zero()
 
+    @property
+    def present_step(self) -> Step:
+        """The newest of which there is a sum."""
+        return max([*self._sums], default=Step(self.version))
+
     def inner_steps_taken(self, step: Step) -> int:
         """Of the window of `step`."""
         held = self._sums.get(step)

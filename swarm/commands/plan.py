@@ -206,6 +206,8 @@ def _show_modes(found: Sequence[Mode], best: Mode | None, num_peers: int) -> Non
             console.print(f"{_called(mode)}: {mode.cut.problem}")
     if any(mode.worth < 1 for mode in found):
         console.print(WORTH)
+    if any(mode.settings.has_windows and mode.settings.averaging.delay for mode in found):
+        console.print("ahead: the next window is computed while the round of the one before goes on")
     if any(not mode.is_measured for mode in each):
         console.print("~: so many members, or such windows, were not measured: taken on from those that were")
     if best is not None:
@@ -216,9 +218,10 @@ def _show_modes(found: Sequence[Mode], best: Mode | None, num_peers: int) -> Non
 
 
 def _called(mode: Mode) -> str:
-    num_stages, steps = mode.cut.num_stages, mode.settings.averaging.local_steps
-    stages = "whole" if num_stages == 1 else f"{num_stages} stages"
-    return f"{stages}, {f'windows of {steps}' if steps > 1 else 'each step'}"
+    num_stages, averaging = mode.cut.num_stages, mode.settings.averaging
+    if averaging.local_steps > 1:  # of whole models
+        return f"windows of {averaging.local_steps}" + (", ahead" if averaging.delay else "")
+    return f"{'whole' if num_stages == 1 else f'{num_stages} stages'}, each step"
 
 
 def _modes(shown: Sequence[Mode], best: Mode | None, title: str) -> Table:

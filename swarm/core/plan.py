@@ -222,6 +222,8 @@ class Cut:
     tokens_per_s: float
     times_alone: float
     """The same over that of one machine alone."""
+    beside_rounds: float
+    """As `Plan` has it."""
     needs: Memory
     """That the stage that needs most asks of a peer."""
     join_s: float
@@ -237,6 +239,8 @@ class Cut:
 class Plan:
     stages: tuple[StagePlan, ...]
     step_s: float
+    beside_rounds: float
+    """Of a step's work, the share that is done while the round of the one before goes on."""
     tokens_per_s: float
     month_bytes: tuple[float, ...]
     """Up and down together, of a peer of each stage that runs all day."""
@@ -296,7 +300,8 @@ def stage_memory_bytes(
     outputs = RESULT_BYTES[codec] * settings.round_values * num_parameters
     messages = min(round(inputs + outputs), _message_bytes(settings, num_parameters))
     # On the host the sum of the step whose round goes on lies where the version is to be that the round makes.
-    num_sums = (2 if settings.averaging.delay else 1) - (on_device == "host")
+    is_ahead = settings.averaging.delay > 0
+    num_sums = 1 + (is_ahead and not (settings.has_windows and on_device == "device")) - (on_device == "host")
     whole_gradient = weights // 2 if rounded and on_device == "device" else weights
     items = {
         "host.libraries": LIBRARIES_BYTES,
@@ -316,7 +321,7 @@ def stage_memory_bytes(
         # And what audits have of two contributions: as it came, and as it came out here.
         "disk.encoded parts of the last steps": round((kept + settings.replays) * inputs + outputs),
     }
-    if on_device == "host" and not settings.averaging.delay and not settings.replays:
+    if on_device == "host" and not is_ahead and not settings.replays:
         # Nothing is computed beside a round: its messages have the memory of a microbatch's gradient.
         items["host.messages"] = max(0, messages - whole_gradient)
     # Twice the weights, and moments; a step's mean has the memory of the version that the round is to make.
@@ -326,6 +331,8 @@ def stage_memory_bytes(
         items["device.window"] = window
     if window:
         items["host.window"] = window - (weights if steps_there else 0)
+    if window and is_ahead:
+        items["host.where a window begins beside a round"] = weights
     if settings.optimizer.name == "muon":
         items["host.largest matrix being turned"] = _turned(settings, num_parameters).scratch_bytes
     if settings.replays:
@@ -359,7 +366,7 @@ def stage_memory_bytes(
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
     elif rounded and settings.replays:  # in fp32 they are those that are mapped
-        items["host.weights of a replay"] = (1 + settings.averaging.delay) * weights // 2
+        items["host.weights of a replay"] = (1 + is_ahead) * weights // 2
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
         items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):
@@ -509,6 +516,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     return Plan(
         stages=stages,
         step_s=step_s,
+        beside_rounds=min(1.0, max(part.round_s for part in stages) / step_s) if settings.averaging.delay else 0.0,
         tokens_per_s=settings.step_tokens(assumptions.peers_per_stage) / step_s,
         month_bytes=month,
         run_s=run_s,
@@ -565,6 +573,7 @@ def plan_cut(
         peers_per_stage=assumptions.peers_per_stage,
         tokens_per_s=plan.tokens_per_s,
         times_alone=plan.tokens_per_s / tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions),
+        beside_rounds=plan.beside_rounds,
         needs=needs,
         join_s=max(part.join_s for part in plan.stages),
         month_bytes=max(plan.month_bytes),

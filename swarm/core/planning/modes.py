@@ -60,13 +60,13 @@ def modes_of(
             if candidate.has_windows and not can_run(candidate):
                 continue
             cut = plan_cut(candidate, num_parameters, hidden_size, assumptions, num_peers=num_peers, memory=memory)
-            steps = candidate.averaging.local_steps
+            steps, beside = candidate.averaging.local_steps, cut.beside_rounds
             found.append(
                 Mode(
                     name=_name(candidate),
                     settings=candidate,
                     cut=cut,
-                    worth=worth_of_token(cut.peers_per_stage, steps),
+                    worth=worth_of_token(cut.peers_per_stage, steps, beside=beside),
                     is_measured=is_measured(cut.peers_per_stage, steps),
                     lines=tuple(_lines(settings, candidate)),
                 )
@@ -102,12 +102,15 @@ def _candidates(settings: RunSettings) -> Iterator[RunSettings]:
     plain = replace(codecs, averaging="int2")  # as the worth was measured
     optimizer = replace(settings.optimizer, correction="none", moments="fp32")
     for steps in sorted({*WINDOW_STEPS, *([asked] if asked > 1 else [])}):
-        averaging = replace(averaging, local_steps=steps, delay=0)
-        yield replace(settings, averaging=averaging, codecs=plain, optimizer=optimizer)
+        waiting = replace(averaging, local_steps=steps, delay=0)
+        for chosen in (waiting, replace(waiting, delay=1)):
+            yield replace(settings, averaging=chosen, codecs=plain, optimizer=optimizer)
 
 
 def _name(settings: RunSettings) -> str:
     what = "windows of local steps" if settings.has_windows else "a round each step"
+    if settings.has_windows and settings.averaging.delay:
+        what += " beside their rounds"
     return f"{'whole models' if settings.model.num_stages == 1 else 'a pipeline'}, {what}"
 
 

@@ -4,10 +4,15 @@ A step of a pipeline, or of whole models that average after each step, is the st
 token is worth what it is worth there. Members of a window are apart from one another while it lasts, and what they
 learn is partly the same; how much was measured by `python -m benchmarks.local_steps_loss` (docs/outer_steps.md), on a
 model of 0.13 M parameters with 4 and 8 members. What is said here of larger models is taken from there.
+
+What is computed beside the round of the window before (`averaging.delay = 1`) is computed from where a member has come
+to alone, and is worth less.
 """
 
 import math
 from collections.abc import Mapping
+
+import numpy as np
 
 MEASURED_MEMBERS = 4
 GAINS: Mapping[int, float] = {5: 2.49, 10: 2.50, 30: 1.89}
@@ -18,25 +23,29 @@ SYNCHRONOUS_GAIN = 3.74
 """The same of one inner step, with fp32 averages."""
 GAIN_OF_8, GAIN_OF_4 = 2.50, 2.03
 """Of 8 and of 4 members, H 10, 600 inner steps each, both of the grid (the same page)."""
+BESIDE_ROUNDS: Mapping[float, float] = {0.0: 1.0, 0.6: 0.90, 1.0: 0.75}
+"""How much of that gain is left where such a share of a window's inner steps is computed beside the round of the one
+before: 4 members, H 10, 1200 inner steps (docs/outer_steps.md, "On home lines")."""
 MEASURED_TO = 8
 """Members: beyond, each doubling is taken to bring what that from 4 to 8 did."""
 
 
-def gain(num_members: int, local_steps: int) -> float:
+def gain(num_members: int, local_steps: int, *, beside: float = 0.0) -> float:
     """How many times as soon as one alone so many come to a loss, were computing the only cost.
 
-    Between measured windows it is linear in the logarithm of their steps, and goes on like that beyond; it is a power
-    of the number of members.
+    `beside`: the share of inner steps that are computed while the round of the window before goes on; between what was
+    measured it is linear in that. Between measured windows it is linear in the logarithm of their steps, and goes on
+    like that beyond; it is a power of the number of members.
     """
-    of_4 = max(1.0, _of_4(local_steps))
+    of_4 = max(1.0, _of_4(local_steps) * float(np.interp(beside, [*BESIDE_ROUNDS], [*BESIDE_ROUNDS.values()])))
     if num_members <= MEASURED_MEMBERS:
         return float(num_members ** math.log(of_4, MEASURED_MEMBERS))
     return float(of_4 * (num_members / MEASURED_MEMBERS) ** math.log2(GAIN_OF_8 / GAIN_OF_4))
 
 
-def worth_of_token(num_members: int, local_steps: int) -> float:
-    """Beside one that one machine trains on alone; 1 where members average after each step."""
-    return 1.0 if local_steps == 1 else min(1.0, gain(num_members, local_steps) / num_members)
+def worth_of_token(num_members: int, local_steps: int, *, beside: float = 0.0) -> float:
+    """Beside one that one machine trains on alone; 1 where members average after each step. `beside` as in `gain`."""
+    return 1.0 if local_steps == 1 else min(1.0, gain(num_members, local_steps, beside=beside) / num_members)
 
 
 def is_measured(num_members: int, local_steps: int) -> bool:

@@ -50,11 +50,15 @@ def verdict_on(
 ) -> Verdict:
     """`plan`: `plan_run` of the same."""
     alone = tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions)
-    worth = worth_of_token(assumptions.peers_per_stage, settings.averaging.local_steps)
+
+    def worth_in(of: Plan) -> float:
+        return worth_of_token(assumptions.peers_per_stage, settings.averaging.local_steps, beside=of.beside_rounds)
 
     def times(changed: RunSettings, links: Assumptions) -> float:
-        return worth * plan_run(changed, num_parameters, hidden_size, links).tokens_per_s / alone
+        made = plan_run(changed, num_parameters, hidden_size, links)
+        return worth_in(made) * made.tokens_per_s / alone
 
+    worth = worth_in(plan)
     times_alone, advice = worth * plan.tokens_per_s / alone, ""
     if times_alone <= 1.0:
         reckoned: list[tuple[float, str, RunSettings]] = []
@@ -98,7 +102,8 @@ def _bound(settings: RunSettings, plan: Plan) -> str:
 def _changes(settings: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     """Settings to try, those that change the least of a training first."""
     averaging, codecs, batch = settings.averaging, settings.codecs, settings.batch
-    delays = dict.fromkeys((averaging.delay,) if settings.has_windows else (averaging.delay, 1))
+    is_audited_window = settings.has_windows and settings.trust == "public"
+    delays = dict.fromkeys((averaging.delay,) if is_audited_window else (averaging.delay, 1))
     contributions = dict.fromkeys((codecs.averaging, "int2" if settings.has_windows else "int4"))
     hops = dict.fromkeys(((codecs.activations, codecs.activation_gradients), ("int4", "int4")))
     sizes = [batch.target_tokens << doublings for doublings in range(LARGEST_BATCH.bit_length())]

@@ -403,13 +403,22 @@ def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: P
     lines = shown.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.output
-    assert "recommended: whole, windows of 30" in lines
-    assert lines[-3:] == ["set model.stages = 1", "set averaging.local_steps = 30", 'set codecs.averaging = "int2"']
+    assert "recommended: windows of 10, ahead" in lines
+    assert lines[-4:] == [
+        "set model.stages = 1",
+        "set averaging.delay = 1",
+        "set averaging.local_steps = 10",
+        'set codecs.averaging = "int2"',
+    ]
     told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
     best = told["best"]
     assert best["times_alone"] == max(mode["times_alone"] for mode in told["modes"] if not mode["problem"])
     assert best["times_alone"] > 1 > max(mode["times_alone"] for mode in told["modes"] if mode["local_steps"] == 1)
     assert not [mode for mode in told["modes"] if mode["local_steps"] > 1 and mode["num_stages"] > 1], "no host runs it"
+    manifest.write_text(manifest.read_text() + '[run]\ntrust = "public"\n')
+    public = CliRunner().invoke(command, [str(manifest), *fleet]).output.splitlines()
+    assert "recommended: windows of 30" in public, "whose windows are audited waits for its rounds"
+    assert not [line for line in public if "ahead" in line]
 
 
 def test_run_takes_its_steps_and_moves_its_bytes() -> None:

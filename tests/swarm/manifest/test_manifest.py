@@ -253,7 +253,7 @@ def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> Non
     ("tables", "named"),
     [
         ("[model]\nstages = 2", "model.stages = 2"),
-        ("[model]\nstages = 1\n[averaging]\ndelay = 1\n[run]\ntrust = \"public\"", "averaging.delay = 1"),
+        ('[model]\nstages = 1\n[averaging]\ndelay = 1\n[run]\ntrust = "public"', "averaging.delay = 1"),
         ('[model]\nstages = 1\n[optimizer]\nname = "sgd"', 'optimizer.name = "sgd"'),
         ('[model]\nstages = 1\n[optimizer]\nmoments = "int8"', 'optimizer.moments = "int8"'),
         ('[model]\nstages = 1\n[optimizer]\ncorrection = "nadamw"', 'optimizer.correction = "nadamw"'),
