@@ -54,7 +54,7 @@ def watched() -> Watched:
 
 def test_what_is_not_computed_is_told_apart_from_what_the_line_carries() -> None:
     seen = watched()
-    found = figures(seen, 1_000_000, uplink_mbit=1.0, window_s=WINDOW_S)
+    found = figures(seen, 1_000_000, uplink_mbit=1.0, window_s=WINDOW_S, is_ahead=False)
     num_microbatches = sum(len(one.work) for one in seen.results[0].roster.contributions)
     assert found["utilisation"] == pytest.approx(num_microbatches * WINDOW_S / LOCAL_STEPS / (4 * 20.0))
     assert found["tokens_per_s_over_one"] == pytest.approx(4 * found["utilisation"])
@@ -64,13 +64,20 @@ def test_what_is_not_computed_is_told_apart_from_what_the_line_carries() -> None
     assert found["utilisation_of_line"] == pytest.approx(10 / 18)
     assert found["bytes_up_per_parameter_per_window"] == pytest.approx(1.0)
     assert found["round_seconds"] == 9.5
-    assert not figures(replace(seen, replicas_equal=False), 1, uplink_mbit=1.0, window_s=1.0)["replicas_equal"]
+    ahead = figures(replace(seen, replicas_equal=False), 1, uplink_mbit=1.0, window_s=1.0, is_ahead=True)
+    assert not ahead["replicas_equal"]
+    assert ahead["computed_beside_rounds"] == pytest.approx(9.5 / 20)
+    assert 0.5 < ahead["worth_of_token"] < found["worth_of_token"]
 
 
-def test_its_manifest_is_of_about_so_many_parameters(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "run.toml", params=10_000_000, peers=4, rule="mean", snapshot_every=2)
-    (size,) = stage_num_parameters(read_manifest(tmp_path / "run.toml").model)
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_its_manifest_is_of_about_so_many_parameters(is_ahead: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_manifest(path, params=10_000_000, peers=4, rule="mean", snapshot_every=2, is_ahead=is_ahead)
+    manifest = read_manifest(path)
+    (size,) = stage_num_parameters(manifest.model)
     assert 0.98e7 < size < 1.02e7
+    assert manifest.tables.averaging.delay == is_ahead
 
 
 def test_lies_about_a_window_show_in_its_replay_and_the_bent_row_does_not_always() -> None:
