@@ -67,7 +67,7 @@ def modes_of(
                     settings=candidate,
                     cut=cut,
                     worth=worth_of_token(cut.peers_per_stage, steps, beside=beside),
-                    is_measured=is_measured(cut.peers_per_stage, steps),
+                    is_measured=is_measured(cut.peers_per_stage, steps, beside=beside),
                     lines=tuple(_lines(settings, candidate)),
                 )
             )

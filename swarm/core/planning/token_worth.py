@@ -26,6 +26,8 @@ GAIN_OF_8, GAIN_OF_4 = 2.50, 2.03
 BESIDE_ROUNDS: Mapping[float, float] = {0.0: 1.0, 0.6: 2.21 / 2.50, 1.0: 2.15 / 2.72}
 """How much of that gain is left where such a share of a window's inner steps is computed beside the round of the one
 before: 4 members, H 10, 1200 inner steps, three seeds and one (docs/outer_steps.md, "On home lines")."""
+BESIDE_STEPS = 10
+"""Of the windows that these were measured with."""
 MEASURED_TO = 8
 """Members: beyond, each doubling is taken to bring what that from 4 to 8 did."""
 
@@ -48,9 +50,12 @@ def worth_of_token(num_members: int, local_steps: int, *, beside: float = 0.0) -
     return 1.0 if local_steps == 1 else min(1.0, gain(num_members, local_steps, beside=beside) / num_members)
 
 
-def is_measured(num_members: int, local_steps: int) -> bool:
+def is_measured(num_members: int, local_steps: int, *, beside: float = 0.0) -> bool:
     """Whether it lies between what was measured."""
-    return local_steps == 1 or (num_members <= MEASURED_TO and min(GAINS) <= local_steps <= max(GAINS))
+    if local_steps == 1:
+        return True
+    steps = [BESIDE_STEPS] if beside else [*GAINS]
+    return num_members <= MEASURED_TO and min(steps) <= local_steps <= max(steps)
 
 
 def _of_4(local_steps: int) -> float:

@@ -403,11 +403,11 @@ def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: P
     lines = shown.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.output
-    assert "recommended: windows of 10, ahead" in lines
+    assert "recommended: windows of 30, ahead" in lines
     assert lines[-4:] == [
         "set model.stages = 1",
         "set averaging.delay = 1",
-        "set averaging.local_steps = 10",
+        "set averaging.local_steps = 30",
         'set codecs.averaging = "int2"',
     ]
     told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
@@ -475,7 +475,10 @@ def test_the_verdict_on_windows_counts_tokens_by_what_they_are_worth() -> None:
     # A quarter of the bytes, and the batch grows less.
     slow = replace(links, uplink_mbit=5)
     advice = verdict_on(settings, [10**8], 2048, slow, plan_run(settings, [10**8], 2048, slow)).advice
-    assert advice.startswith('try codecs.averaging = "int2"')
+    assert advice.startswith('try averaging.delay = 1, codecs.averaging = "int2"')
+    strangers = replace(settings, trust="public")
+    advice = verdict_on(strangers, [10**8], 2048, slow, plan_run(strangers, [10**8], 2048, slow)).advice
+    assert advice.startswith('try codecs.averaging = "int2"'), "their windows are audited"
 
 
 def test_what_the_verdict_advises_makes_the_swarm_faster_than_one() -> None:
