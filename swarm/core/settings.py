@@ -331,8 +331,8 @@ class AveragingSettings(Table):
     delay: Annotated[
         Literal[0, 1],
         "0: each step waits for its round. "
-        "1: the next step's microbatches go on meanwhile, on weights one version old; in windows of local steps (not in "
-        "public runs) the next one from where its peer has come to by itself.",
+        "1: the next step's microbatches go on meanwhile, on weights one version old; in windows of local steps (not "
+        "in public runs) the next one from where its peer has come to by itself.",
     ] = 0
     sync_steps: Annotated[StepsOrNone, "With delay = 1, this many steps at the start wait all the same."] = 20
     local_steps: Annotated[
