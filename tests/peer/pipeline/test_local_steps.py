@@ -92,11 +92,13 @@ def test_a_window_goes_on_while_the_round_of_the_one_before_does(tmp_path: Path)
     assert {num for of in watched.entries.values() for num in of.values()} == {2 * LOCAL_STEPS}
 
 
-def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(delay: int, tmp_path: Path) -> None:
     watched = Watched()
 
     async def train() -> None:
         tables: dict[str, Any] = {"optimizer": {"total_steps": 400}, "limits": {"founders_per_stage": 3}}
+        tables["averaging"] = {"local_steps": LOCAL_STEPS, "delay": delay, "sync_steps": 0}
         tables["checkpoint"] = {"every_steps": 400, "snapshot_every": 4}
         async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
             swarm.on_applied.append(watched.applied)
