@@ -10,9 +10,7 @@ to alone, and is worth less.
 """
 
 import math
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 MEASURED_MEMBERS = 4
 GAINS: Mapping[int, float] = {5: 2.49, 10: 2.50, 30: 1.89}
@@ -39,7 +37,7 @@ def gain(num_members: int, local_steps: int, *, beside: float = 0.0) -> float:
     measured it is linear in that. Between measured windows it is linear in the logarithm of their steps, and goes on
     like that beyond; it is a power of the number of members.
     """
-    of_4 = max(1.0, _of_4(local_steps) * float(np.interp(beside, [*BESIDE_ROUNDS], [*BESIDE_ROUNDS.values()])))
+    of_4 = max(1.0, _of_4(local_steps) * _between(sorted(BESIDE_ROUNDS.items()), beside))
     if num_members <= MEASURED_MEMBERS:
         return float(num_members ** math.log(of_4, MEASURED_MEMBERS))
     return float(of_4 * (num_members / MEASURED_MEMBERS) ** math.log2(GAIN_OF_8 / GAIN_OF_4))
@@ -60,6 +58,11 @@ def is_measured(num_members: int, local_steps: int, *, beside: float = 0.0) -> b
 
 def _of_4(local_steps: int) -> float:
     points = sorted({1: SYNCHRONOUS_GAIN, **GAINS}.items())
-    after = next((at for at, (steps, _) in enumerate(points) if steps >= local_steps), len(points) - 1)
-    (few, best), (many, least) = points[max(0, after - 1)], points[max(1, after)]
-    return best + (least - best) * math.log(local_steps / few) / math.log(many / few)
+    return _between([(math.log(steps), found) for steps, found in points], math.log(local_steps))
+
+
+def _between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """On the lines through these, of which the first and the last go on."""
+    after = next((number for number, (where, _) in enumerate(points) if where >= at), len(points) - 1)
+    (low, first), (high, last) = points[max(0, after - 1)], points[max(1, after)]
+    return first + (last - first) * (at - low) / (high - low)
