@@ -91,7 +91,11 @@ class PartExchange:
         self._reductions = steps.context.reductions
         traffic = self._context.transport.traffic
         self._outbox = Outbox(
-            self._context.tasks.spawn, self._send, moved=lambda: traffic()[0], most=lambda: UPLINK.budget
+            self._context.tasks.spawn,
+            self._send,
+            moved=lambda: traffic()[0],
+            most=lambda: UPLINK.budget,
+            least=lambda: UPLINK.lately,
         )
         self.joiners = Joiners(steps, self._outbox)
         self._turns = Turns(most=MOST_FETCHED, moved=lambda: traffic()[1])

@@ -110,9 +110,12 @@ class Outbox:
         first_pace: Pace = FIRST_PACE,
         moved: Callable[[], int] | None = None,
         most: Callable[[], float] | None = None,
+        least: Callable[[], float] = float,
     ) -> None:
         """`first_pace`: of a line that was not measured yet; so many lanes the uplink has until it is measured.
-        `moved`, `most`: of the uplink, as a `Meter` has them."""
+        `moved`, `most`: of the uplink, as a `Meter` has them. `least`: bytes a second that it carries for whatever is
+        sent: lines that are slow for a moment, as after a cut, would have it held for what they carry, with few lanes,
+        and be slow by that."""
         self._first_pace = first_pace
         self._spawn = spawn
         self._send = send
@@ -120,6 +123,7 @@ class Outbox:
         self._first_lanes = FIRST_PEERS * first_pace.lanes
         self._tried = Lanes(lambda rate: lanes_of(rate, most=MOST_OF_ALL), most=MOST_OF_ALL)
         self._uplink = Meter(moved=moved, lanes=self._tried, most=most)
+        self._least = least
         self._leaving = 0
         """Lanes with a share of the uplink whose bytes are on their way."""
         self._begun = 0
@@ -222,7 +226,7 @@ class Outbox:
         share the uplink: what that carries does."""
         now = time.monotonic()
         going = [line for line in self._lines.values() if line.is_going]
-        rate = self._uplink.bytes_per_s
+        rate = self.uplink_bytes_per_s
         rates = [line.meter.bytes_per_s or 0.0 for line in going]
         below = max([*rates, (rate or 0.0) / max(1, len(going))]) / NARROW
         others = going if len(going) > 1 else self._lines.values()
@@ -234,25 +238,25 @@ class Outbox:
     @property
     def uplink_lanes(self) -> int:
         """So many the uplink carries in all."""
-        rate = self._uplink.bytes_per_s
+        rate = self.uplink_bytes_per_s
         return self._first_lanes if rate is None else self._tried.of(rate)
 
     @property
     def usual_lanes(self) -> int:
         """As many as an uplink of its rate carries."""
-        rate = self._uplink.bytes_per_s
+        rate = self.uplink_bytes_per_s
         return self._first_lanes if rate is None else self._tried.usual(rate)
 
     @property
     def uplink_bytes_per_s(self) -> float | None:
-        """As it was last measured."""
-        return self._uplink.bytes_per_s
+        """As it was last measured, and no less than others show of it; None while nobody knows."""
+        return max(self._least(), self._uplink.bytes_per_s or 0.0) or None
 
     @property
     def wanted_bytes_per_s(self) -> float | None:
         """That the uplink carries, while something goes over it; None: nothing does, or nobody knows how many."""
         goes = any(line.on_uplink or line.beside for line in self._lines.values())
-        return self._uplink.bytes_per_s if goes else None
+        return self.uplink_bytes_per_s if goes else None
 
     @property
     def goes_to_narrow_lines(self) -> bool:

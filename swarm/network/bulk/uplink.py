@@ -61,6 +61,8 @@ MANY_WINDOWS = 8
 """After which there is nothing more to double."""
 KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
+LATELY = 20
+"""Windows: of a minute."""
 SLOW_BYTES_PER_S = 1e6
 """A faster line has so many lanes that each message takes many round trips, by which bbr knows its share."""
 UNSENT_S, LEAST_UNSENT_BYTES = 0.3, 16 << 10
@@ -294,6 +296,12 @@ class Uplink:
         """Bytes a second that all together may send; infinite where nobody knows, or it matters to nobody."""
         most = self.bytes_per_s
         return self._pace * most if most and most < SLOW_BYTES_PER_S else math.inf
+
+    @property
+    def lately(self) -> float:
+        """Bytes a second, the most of the last windows; 0 where nobody knows, or it matters to nobody."""
+        most = max([*self._windows][-LATELY:], default=0.0)
+        return most if most < SLOW_BYTES_PER_S else 0.0
 
     @property
     def _equal(self) -> float:
