@@ -7,7 +7,7 @@ tasks all run on one event loop, so decisions never interleave.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -508,6 +508,7 @@ class RoundDriver:
         state.accumulation = accumulation
         if not self._signing_log.may_sign(chain.lineage, step):
             log.warning("step %d: this peer may have contributed before it was restarted, and does not again", step)
+            self._has_said(accumulation, ())
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(context.run_id, chain.stage, chain.version, context.me, num_parts=replica.num_parts)
@@ -515,6 +516,7 @@ class RoundDriver:
             parts, digests = await self._parts.encoded(step, accumulation, seeds)
         except MemoryFullError as error:
             log.warning("step %d: this peer contributes nothing: %s", step, error)
+            self._has_said(accumulation, ())
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         work, state.papers = self.listed(state, accumulation) if parts else ((), ())
@@ -533,11 +535,15 @@ class RoundDriver:
         )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
-        accumulation.said = parts
-        self._said()
+        self._has_said(accumulation, parts)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))
         self._show_all(state, contribution)
         self.carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
+
+    def _has_said(self, accumulation: Accumulation, parts: Sequence[memoryview]) -> None:
+        """Nothing more than these: where it is a window, the next may begin."""
+        accumulation.said = parts
+        self._said()
 
     def _show_all(self, state: StepState, contribution: Contribution) -> None:
         """Everybody gets from its maker what the leader will name; the leader gets it with what is committed to it."""

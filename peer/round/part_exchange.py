@@ -151,7 +151,7 @@ class PartExchange:
     def _have(self, state: StepState, reduced: ReducedPart, body: Bytes) -> None:
         """A part of the step's result, or a cohort's share of one, is here."""
         state.parts.reduced[reduced.part, reduced.digest] = body
-        if reduced.cohort is None:
+        if reduced.cohort is None and self._steps.is_open(state):
             self._replica.hear_of_result(state.step, reduced.part, body)
 
     # -- out ----------------------------------------------------------------------------------------------

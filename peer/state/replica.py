@@ -50,8 +50,8 @@ class Accumulation:
     """Where the window is."""
     follows: int = 0
     """The version that the window begins from; the one before its step's while that is not there."""
-    said: Sequence[Encoded] = ()
-    """All that a window which has ended brings to its round."""
+    said: Sequence[Encoded] | None = None
+    """All that a window which has ended brings to its round; None before that is known."""
     num_whole: int = 0
     """In a window, so much of the work is in inner steps that were taken: the first."""
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class StageReplica:
             return True
         if self._window is not None:
             before = self._sums.get(Step(self.version))
-            return before is not None and bool(before.said)
+            return before is not None and before.said is not None
         return not extrapolates(self.settings, self.version) or self._extrapolated is not None
 
     def has_done(self, step: Step, microbatch_id: MicrobatchId) -> bool:
@@ -214,21 +214,24 @@ class StageReplica:
             if not self.settings.averaging.delay:  # no round goes on whose messages would take it again
                 BUFFERS.give_back()
             gradient = GradientSum(self.layout.num_values, self.model.link, self._memory)
-            held = self._sums[step] = Accumulation(gradient, self._window)
+            held = Accumulation(gradient, self._window)
             if held.window is not None:
                 self._begin_window(held, held.window, step)
+            self._sums[step] = held
         return held
 
     def _begin_window(self, held: Accumulation, window: Window, step: Step) -> None:
         """(compute) From the step's version, or from where this peer has come to on its way there."""
-        state = self.state
-        carried, held.follows = Carried.of(state), state.version
-        assert carried is not None
-        if int(step) == state.version:
+        before = self._sums.get(Step(int(step) - 1))
+        state = self.state  # of the step, if `before` has just gone
+        held.follows = state.version
+        if state.version == int(step):
+            carried = Carried.of(state)
+            assert carried is not None
             window.begin(state.weights, int(step), carried)
             return
-        said = self._sums[Step(state.version)].said
-        weights, carried = own_start(self.settings, state, said, threads=self.threads)
+        said = before.said if before is not None else None
+        weights, carried = own_start(self.settings, state, said or (), threads=self.threads)
         window.begin(weights, int(step), carried)
         held.at = self.model.weights(window.weights)
 
@@ -239,9 +242,10 @@ class StageReplica:
         if held.follows == int(step):
             return
         if state.version == int(step):
-            carried, held.follows = Carried.of(state), state.version
+            carried = Carried.of(state)
             assert carried is not None
             window.begin_from(state.weights, carried)
+            held.follows = state.version
         else:
             coming, self._coming = self._coming, {}
             if not coming:
@@ -285,9 +289,9 @@ class StageReplica:
                 log.warning("stage %d step %d: an inner step is left out: %s", self.stage, self.version, error)
                 held.not_finite.update(list(held.work)[held.num_whole :])
             held.at = self.model.weights(held.window.weights)
-            self._follow(held, held.window, step)
         held.num_whole = len(held.work)
         held.gradient.zero()
+        self._follow(held, held.window, step)
 
     @property
     def present_step(self) -> Step:
@@ -314,6 +318,7 @@ class StageReplica:
             self._follow(held, held.window, step)
             held.window.end()
             held.gradient.let_go()
+            held.at = None
         else:
             held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))

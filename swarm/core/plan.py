@@ -330,7 +330,7 @@ def stage_memory_bytes(
     if window and steps_there:
         items["device.window"] = window
     if window:
-        items["host.window"] = window - (weights if steps_there else 0)
+        items["host.window"] = window - (weights if steps_there and not is_ahead else 0)
     if window and is_ahead:
         items["host.where a window begins beside a round"] = weights
     if settings.optimizer.name == "muon":
@@ -368,7 +368,8 @@ def stage_memory_bytes(
     elif rounded and settings.replays:  # in fp32 they are those that are mapped
         items["host.weights of a replay"] = (1 + is_ahead) * weights // 2
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
-        items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
+        num_rounded = versions + bool(window and is_ahead)  # and where a window is that follows none of them yet
+        items[f"{on_device}.weights in bf16, {num_rounded} versions"] = num_rounded * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):
         embedding = FLOAT_BYTES * _model_vocabulary(settings) * hidden_size
         items[f"device.weights, {versions} versions"] = versions * (min(weights, embedding) if rounded else weights)

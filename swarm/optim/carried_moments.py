@@ -58,10 +58,11 @@ class CarriedMoments:
         self._inner = settings.inner
         self._num_steps = settings.averaging.local_steps
         self._ratio = np.float32(longest_first_moment(settings.inner))
+        self._places = {of_one: places_of_moments(self.parts, of_one=of_one) for of_one in (False, True)}
 
     def at_first(self) -> Carried:
         """Of version 0: zeros, which every codec writes as such."""
-        num_bytes = places_of_moments(self.parts)[-1].stop
+        num_bytes = self._places[False][-1].stop
         return Carried(np.zeros(num_bytes, dtype=np.uint8), {"beta1_power": 1.0, "beta2_power": 1.0})
 
     def after(self, before: Carried, said: Sequence[Encoded | None]) -> Carried:
@@ -84,7 +85,9 @@ class CarriedMoments:
     def load(self, carried: Carried, optimizer: ExactOptimizer, *, threads: Threads = ONE_THREAD) -> None:
         """Have the optimizer begin there. Raises RemoteError for what no result holds."""
         first, second = optimizer.moments["first"], optimizer.moments["second"]
-        self._decode_second(self._decode(carried, first, threads), second, threads)
+        self._decode_second(carried, second, threads)
+
+        threads.map(lambda part: self._decode_part(carried, part, first[self._where(part)]), self._parts_of_first)
         windows.shorten(first, second, self._ratio, threads=threads)
         optimizer.scalars = dict(carried.scalars)
 
@@ -102,30 +105,47 @@ class CarriedMoments:
         same gradients from `after`. Raises RemoteError for what no result holds. `scratch`: as long as a moment."""
         first, second = optimizer.moments["first"], optimizer.moments["second"]
         for carried, sign in ((after, 1.0), (before, -1.0)):
-            means = self._decode(carried, scratch, threads)
-            windows.add_share(first, scratch, np.float32(sign * self._inner.beta1**num_steps), threads=threads)
-            self._decode_second(means, scratch, threads)
+            self._decode_second(carried, scratch, threads)
+            share = np.float32(sign * self._inner.beta1**num_steps)
+            self._add_first(carried, share, scratch, first, threads)
             windows.add_share(second, scratch, np.float32(sign * self._inner.beta2**num_steps), threads=threads)
         windows.at_least_zero(second, threads=threads)
         windows.shorten(first, second, self._ratio, threads=threads)
 
-    def _decode(self, carried: Carried, first: Floats, threads: Threads) -> Floats:
-        """The first moments into `first`; the second ones' means."""
-        parts, is_of_one = self.parts, carried.is_of_one
-        places, means = places_of_moments(parts, of_one=is_of_one), np.empty(num_means(self._layout), dtype=np.float32)
+    def _add_first(self, carried: Carried, share: np.float32, second: Floats, out: Floats, threads: Threads) -> None:
+        """That share of the first moments, which are as `load` has them: cut to what goes with the second ones."""
 
-        def decode(index: int) -> None:
-            part = parts.moments[index]
-            start = parts[part].start - parts.num_values
-            out = first[start:] if start < first.size else means[start - first.size :]
-            codec = parts.contribution_codec(part) if is_of_one else parts.result_codec(part)
-            codec.decode(carried.encoded[places[index]].data, out[: parts.size(part)])
+        def add(part: int) -> None:
+            where = self._where(part)
+            piece = np.empty(self.parts.size(part), dtype=np.float32)
+            self._decode_part(carried, part, piece)
+            windows.shorten(piece, second[where], self._ratio)
+            windows.add_share(out[where], piece, share)
 
-        threads.map(decode, range(len(places)))
-        return means
+        threads.map(add, self._parts_of_first)
 
-    def _decode_second(self, means: Floats, second: Floats, threads: Threads) -> None:
+    @property
+    def _parts_of_first(self) -> range:
+        moments = self.parts.moments
+        return moments[: len(self.parts.first)]
+
+    def _decode_second(self, carried: Carried, second: Floats, threads: Threads) -> None:
+        parts, means = self.parts, np.empty(num_means(self._layout), dtype=np.float32)
+        for part in parts.moments[len(parts.first) :]:
+            self._decode_part(carried, part, means[self._where(part)])
         from_means(np.maximum(means, np.float32(0.0)), self._layout, second, threads=threads)
+
+    def _decode_part(self, carried: Carried, part: int, out: Floats) -> None:
+        parts, is_of_one = self.parts, carried.is_of_one
+        place = self._places[is_of_one][part - parts.moments.start]
+        codec = parts.contribution_codec(part) if is_of_one else parts.result_codec(part)
+        codec.decode(carried.encoded[place].data, out)
+
+    def _where(self, part: int) -> slice:
+        """In the first moments, or in the second ones' means."""
+        where, size = self.parts[part], self.parts.num_values
+        before = size if where.start < 2 * size else 2 * size
+        return slice(where.start - before, where.stop - before)
 
 
 def places_of_moments(parts: Parts, *, of_one: bool = False) -> list[slice]:

@@ -13,6 +13,7 @@ A window lies where its stage is computed, if there is room: else its gradients 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -91,8 +92,8 @@ class Window(ABC):
         self._carried.move(
             self._optimizer, self._began, carried, scratch, num_steps=self.steps_taken, threads=self._threads
         )
-        self._start, self._began = start, carried
         self._take_back(here)
+        self._start, self._began = start, carried
 
     @abstractmethod
     def _bring(self, here: Floats) -> None:
@@ -209,10 +210,12 @@ class WindowThere(Window):
 def own_start(
     settings: RunSettings, version: StageState, said: Sequence[Encoded], *, threads: Threads = ONE_THREAD
 ) -> tuple[Floats, Carried]:
-    """Where a member has come to from a version by all that it `said` of its window: weights, the caller's own, and
-    moments."""
+    """Where a member has come to from a version by all that it `said` of its window, if anything: weights, the caller's
+    own, and moments."""
     before, moments = Carried.of(version), CarriedMoments(settings, version.layout)
     assert before is not None, "a version of a run with windows"
+    if not said:
+        return version.weights.copy(), replace(before, scalars=moments.powers_after(before.scalars))
     parts, weights = moments.parts, np.empty_like(version.weights)
 
     def step(part: int) -> None:

@@ -161,7 +161,7 @@ class Uplink:
     def __init__(self) -> None:
         self._sending: set[PacedStream] = set()
         """Who has something to send."""
-        self._seen: dict[PacedStream, _Seen] = {}
+        self._seen: WeakKeyDictionary[PacedStream, _Seen] = WeakKeyDictionary()
         """Who has it, or had: what is lost of few packets at a time, with rests between, is counted together."""
         self._takes: WeakKeyDictionary[PacedStream, float] = WeakKeyDictionary()
         """Bytes a second of who takes less than its share."""
@@ -239,7 +239,7 @@ class Uplink:
         for stream in [stream for stream, takes in self._takes.items() if takes >= self._equal]:
             del self._takes[stream]
             self._since_lost.pop(stream, None)
-        self._seen = {stream: seen.of_next_window() for stream, seen in self._seen.items()}
+        self._seen = WeakKeyDictionary({stream: seen.of_next_window() for stream, seen in self._seen.items()})
         self._busy_s, self._moved = 0.0, 0
 
     def _judge(self, of: Mapping[PacedStream, _Seen], *, is_full: bool) -> None:

@@ -219,10 +219,13 @@ def test_where_a_member_has_come_to_by_itself_is_what_it_has_said(codec: Averagi
     np.testing.assert_array_equal(optimizer.moments["first"][~shortened], first[~shortened])
 
 
+@pytest.mark.parametrize("codec", ["fp32", "int2"])
 @pytest.mark.parametrize("at", [0, 1, 3, 4])
-def test_a_window_that_began_from_elsewhere_ends_with_the_moments_of_one_from_the_version(at: int) -> None:
+def test_a_window_that_began_from_elsewhere_ends_with_the_moments_of_one_from_the_version(
+    at: int, codec: AveragingCodecName
+) -> None:
     """What its steps have moved since stays; moments are sums, so that those of the gradients are the same."""
-    run, rng = settings(), np.random.default_rng(8)
+    run, rng = settings(codec), np.random.default_rng(8)
     carried = CarriedMoments(run, LAYOUT)
     before = taken(run, np.ones(SIZE, dtype=np.float32), 0, carried.at_first(), 7)
     version = carried.after(carried.at_first(), said(carried, before))
