@@ -357,7 +357,7 @@ class AveragingRound:
         if view <= self._blocked_below:
             return True
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
-        there = self.facts.members_in(view, self._voter.changed, gone=self._gone)
+        there = self.facts.members_in(view, self._voter.changed, gone={*self._gone, *self._lead.without()})
         return self.facts.election.is_more_than_liars(turned, there)
 
     def _is_alone(self, view: int) -> bool:

@@ -165,6 +165,14 @@ class RoundLead:
         roster = self.reduction.roster
         return self.is_on and roster is not None and roster.view == self.view
 
+    def without(self) -> set[PeerId]:
+        """Members that bring nothing to the roster of the view that is led: they may be at another step, and turn to
+        no view of this one."""
+        roster = self.reduction.roster
+        if not self.has_roster or roster is None:
+            return set()
+        return {*self.facts.members}.difference(made.peer_id for made in roster.contributions)
+
     @property
     def waits_for(self) -> str:
         """In words: whose commitments or votes, or parts reduced by whom."""

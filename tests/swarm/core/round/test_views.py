@@ -478,6 +478,22 @@ def test_of_two_members_that_are_there_one_keeps_the_other_from_ending_no_round(
     assert other.finished_at < LONGEST_TURNED_S, world.explain(f"{other.finished_at:.1f} s")
 
 
+def test_a_leader_follows_the_one_other_member_that_is_at_its_step() -> None:
+    """A third was fetching the result before, and answered: two members waited for each other in two views until their
+    patience was over, for minutes on slow lines."""
+    _, (first, second, third) = facts_and_rounds(3, witnesses=2)
+    roster = led_roster(first, [second.me])
+    assert third.me not in {made.peer_id for made in roster.contributions}
+    first.on_turned(second.me, 1, now=0.1)
+    assert first.view == 1
+    _, (first, second, third) = facts_and_rounds(3, witnesses=2)
+    led_roster(first)
+    first.on_turned(second.me, 1, now=0.1)
+    assert first.view == 0, "the third is there, and its vote is enough"
+    first.on_turned(third.me, 1, now=0.2)
+    assert first.view == 1
+
+
 def test_members_follow_to_a_view_that_so_many_voters_have_promised_that_no_lower_one_can_end() -> None:
     """Two voters outside did not hear the members of a first view within seconds, and promised a third one's: no view
     had a quorum, for ten minutes."""
