@@ -117,13 +117,15 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(d
 
 
 @pytest.mark.soak
-def test_a_line_that_breaks_in_a_window_costs_that_window_and_its_owner_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_line_that_breaks_in_a_window_costs_that_window_and_its_owner_comes_back(delay: int, tmp_path: Path) -> None:
     watched = Watched()
     deadlines = {"call_s": 1.0, "hop_s": 5.0, "step_s": 5.0, "straggler_s": 0.3, "lease_s": 1.5}
 
     async def train() -> tuple[PeerId, int, int]:
         tables: dict[str, Any] = {"optimizer": {"total_steps": 4000}, "limits": {"founders_per_stage": 3}}
         tables |= {"checkpoint": {"every_steps": 4000, "snapshot_every": 4}, "deadlines": deadlines}
+        tables["averaging"] = {"local_steps": LOCAL_STEPS, "delay": delay, "sync_steps": 0}
         async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
             swarm.on_applied.append(watched.applied)
             await swarm.until_version(2)

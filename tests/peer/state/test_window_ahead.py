@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from peer.round.work import ContributionEncoder
 from peer.state.replica import StageReplica
@@ -14,15 +15,16 @@ from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, Step, Version
 from swarm.core.round.contribution import Work
 from swarm.model.stage import StageModel
-from swarm.optim.local_window import own_start
+from swarm.optim.local_window import LocalWindow, WindowThere, own_start
 from swarm.optim.stage_step import first_state
+from tests.pretend_device import OTHERS
 from tests.swarm_in_process import manifest_of, prepare
 
 BATCH, LOCAL_STEPS = 2, 4
 SEED = bytes(32)
 
 
-def replica_in(folder: Path) -> StageReplica:
+def replica_in(folder: Path, device: str = "cpu") -> StageReplica:
     tables: dict[str, dict[str, Any]] = {
         "model": {"stages": 1},
         "batch": {"microbatch_size": 1, "target_tokens": 32},
@@ -32,7 +34,7 @@ def replica_in(folder: Path) -> StageReplica:
     run = prepare(manifest_of(**tables), folder)
     settings = replace(run.settings, batch=replace(run.settings.batch, target_tokens=BATCH * 16))
     assert settings.microbatches_per_step == BATCH
-    model = StageModel(settings.model, 0)
+    model = StageModel(settings.model, 0, device=device)
     rng = np.random.default_rng(1)
     state = first_state(settings, model.layout, rng.standard_normal(model.layout.num_values, dtype=np.float32))
     return StageReplica(settings, model, state, clip_norm=1e9)
@@ -69,11 +71,15 @@ def result_of(replica: StageReplica, said: list[memoryview]) -> list[Encoded]:
 def window_weights(replica: StageReplica, step: int) -> np.ndarray:
     window = replica.sum_of(Step(step)).window
     assert window is not None
-    return np.array(window.weights)
+    weights = window.weights
+    return weights.cpu().numpy() if isinstance(weights, torch.Tensor) else weights.copy()
 
 
-def test_a_window_begins_from_what_its_peer_has_said_and_goes_where_the_result_is_as_it_comes(tmp_path: Path) -> None:
-    replica = replica_in(tmp_path)
+@pytest.mark.parametrize("device", ["cpu", *OTHERS])
+def test_a_window_begins_from_what_its_peer_has_said_and_goes_where_the_result_is_as_it_comes(
+    device: str, tmp_path: Path
+) -> None:
+    replica = replica_in(tmp_path, device)
     assert replica.can_compute(Step(0))
     assert not replica.can_compute(Step(1))
     work_through(replica, 0, LOCAL_STEPS, seed=2)
@@ -106,8 +112,9 @@ def test_a_window_begins_from_what_its_peer_has_said_and_goes_where_the_result_i
     assert second < 0.1, "it is there, and where its own two steps have brought it from there"
 
 
-def test_once_the_version_is_there_the_window_is_on_it_and_says_its_own_way_alone(tmp_path: Path) -> None:
-    replica = replica_in(tmp_path)
+@pytest.mark.parametrize("device", ["cpu", *OTHERS])
+def test_once_the_version_is_there_the_window_is_on_it_and_says_its_own_way_alone(device: str, tmp_path: Path) -> None:
+    replica = replica_in(tmp_path, device)
     work_through(replica, 0, LOCAL_STEPS, seed=2)
     said = said_by(replica, 0)
     own, _ = own_start(replica.settings, replica.state, said)
@@ -118,7 +125,7 @@ def test_once_the_version_is_there_the_window_is_on_it_and_says_its_own_way_alon
     accumulation = replica.close(Step(1))
     assert accumulation.follows == 1
     assert len(accumulation.work) == BATCH
-    assert accumulation.window is not None
+    assert isinstance(accumulation.window, LocalWindow if device == "cpu" else WindowThere)
     contributed = accumulation.window.values(slice(0, replica.layout.num_values))
     np.testing.assert_allclose(contributed, -way, atol=1e-5)
     np.testing.assert_allclose(window_weights(replica, 1), replica.state.weights + way, atol=1e-5)
