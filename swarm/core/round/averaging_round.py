@@ -338,11 +338,11 @@ class AveragingRound:
             self._turned[peer] = max(view, self._turned.get(peer, view))
         ahead = {view for view in self._turned.values() if view > self._promised}
         views = sorted((view for view in ahead if self._is_near(view)), reverse=True)
-        highest = next((view for view in views if self._has_company(view)), None)
-        if highest is not None and self._lead.is_on and self._is_alone(highest):
-            self._num_led_away += 1
-            highest = highest if self._num_led_away <= MOST_ALONE else None
-        if highest is not None:
+        for highest in filter(self._has_company, views):
+            if self._lead.is_on and self._is_alone(highest):
+                if self._num_led_away >= MOST_ALONE:
+                    continue  # a lower one may have the company of others
+                self._num_led_away += 1
             return self._turn_to(highest, now)
         return self._lead.count(now) if self._lead.asks("result") else []
 
@@ -357,7 +357,7 @@ class AveragingRound:
         if view <= self._blocked_below:
             return True
         turned = {peer for peer, to in self._turned.items() if to >= view} | ({self.me} if self.view >= view else set())
-        there = self.facts.members_in(view, self._voter.changed, gone={*self._gone, *self._lead.without()})
+        there = self.facts.members_in(view, self._voter.changed, gone={*self._gone, *self._lead.unheard()})
         return self.facts.election.is_more_than_liars(turned, there)
 
     def _is_alone(self, view: int) -> bool:

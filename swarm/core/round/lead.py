@@ -165,13 +165,16 @@ class RoundLead:
         roster = self.reduction.roster
         return self.is_on and roster is not None and roster.view == self.view
 
-    def without(self) -> set[PeerId]:
-        """Members that bring nothing to the roster of the view that is led: they may be at another step, and turn to
-        no view of this one."""
+    def unheard(self) -> set[PeerId]:
+        """Once the view that is led has a roster: members that have said nothing under it, nor before. They may be at
+        another step, and turn to no view of this one."""
         roster = self.reduction.roster
         if not self.has_roster or roster is None:
             return set()
-        return {*self.facts.members}.difference(made.peer_id for made in roster.contributions)
+        heard = {made.peer_id for made in roster.committed} | self.committed.keys() | self.views_of.keys()
+        if roster.certificate is not None:
+            heard |= {vote.voter for vote in roster.certificate.votes}
+        return {*self.facts.members} - heard
 
     @property
     def waits_for(self) -> str:

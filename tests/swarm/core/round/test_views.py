@@ -1,5 +1,6 @@
 """A round whose leader is given up: what the next one must propose, and when members turn to it."""
 
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from swarm.core.round.averaging_round import (
     MOST_REVISIONS,
     AggregatePart,
     AskPromise,
+    AveragingRound,
     FetchPart,
     Finish,
     Instruction,
@@ -27,9 +29,9 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.facts import MOST_OWN_TURNS, MOST_VIEWS_AHEAD
+from swarm.core.round.facts import MOST_OWN_TURNS, MOST_VIEWS_AHEAD, RoundFacts
 from swarm.core.round.patience import LONGEST_PATIENCE, Waits
-from swarm.core.round.voter import RoundVoter, Witness
+from swarm.core.round.voter import MOST_ALONE, RoundVoter, Witness
 from swarm.core.round.voting import MOST_VIEWS, Proof
 from tests.swarm.core.round.round_members import (
     asked_commit,
@@ -478,20 +480,81 @@ def test_of_two_members_that_are_there_one_keeps_the_other_from_ending_no_round(
     assert other.finished_at < LONGEST_TURNED_S, world.explain(f"{other.finished_at:.1f} s")
 
 
-def test_a_leader_follows_the_one_other_member_that_is_at_its_step() -> None:
+def test_a_leader_follows_the_one_other_member_of_which_it_hears() -> None:
     """A third was fetching the result before, and answered: two members waited for each other in two views until their
     patience was over, for minutes on slow lines."""
-    _, (first, second, third) = facts_and_rounds(3, witnesses=2)
-    roster = led_roster(first, [second.me])
-    assert third.me not in {made.peer_id for made in roster.contributions}
+    _, (first, second, third) = led_by_two(third_votes=False)
     first.on_turned(second.me, 1, now=0.1)
     assert first.view == 1
-    _, (first, second, third) = facts_and_rounds(3, witnesses=2)
-    led_roster(first)
+    _, (first, second, third) = led_by_two(third_votes=True)
     first.on_turned(second.me, 1, now=0.1)
     assert first.view == 0, "the third is there, and its vote is enough"
     first.on_turned(third.me, 1, now=0.2)
     assert first.view == 1
+
+
+def led_by_two(*, third_votes: bool) -> tuple[RoundFacts, list[AveragingRound]]:
+    """The first of three leads, with a roster to which the third brings nothing."""
+    facts, rounds = facts_and_rounds(3, witnesses=2)
+    first, second, third = rounds
+    asked = closed(first, [second.me])
+    vote(first, asked, *([third.me] if third_votes else []), second.me, *witnesses_of(facts))
+    assert first.roster is not None
+    assert third.me not in {made.peer_id for made in first.roster.contributions}
+    return facts, rounds
+
+
+def test_a_far_view_of_one_alone_hides_none_to_which_others_have_turned() -> None:
+    _, (first, second, third) = led_by_two(third_votes=False)
+    first._num_led_away = MOST_ALONE
+    first.on_turned(second.me, 40, now=0.1)
+    assert first.view == 0
+    first.on_turned(third.me, 4, now=0.2)
+    assert first.view == 4
+
+
+class Withholding(World):
+    """Some members contribute and vote for rosters, and for nothing else; all the time they tell every leader that they
+    have turned to the next view that they lead."""
+
+    liars: tuple[Member, ...] = ()
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        if member in self.liars:
+            is_vote = isinstance(instruction, SendVote) and instruction.proposal.phase != "roster"
+            if is_vote or isinstance(instruction, SendClose | SendBallot | SendRoster | AskPromise | SendTurned):
+                return
+        super()._carry_out(member, instruction)
+
+    def lead_away(self) -> None:
+        honest = [member for member in self.members.values() if member not in self.liars]
+        for liar, member in itertools.product(self.liars, honest):
+            if not member.finished and member.round._lead.has_roster:
+                view = member.round._promised + 1
+                while self.facts.leader_of(view) != liar.peer_id:
+                    view += 1
+                self._do(member, member.round.on_turned(liar.peer_id, view, now=self.now))
+        if not all(member.finished for member in honest):
+            self.call_later(0.1, self.lead_away)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("num_members", "num_liars", "num_with_work", "witnesses"), [(8, 2, 4, 0), (8, 1, 2, 0), (4, 1, 2, 0), (3, 1, 2, 2)]
+)
+def test_who_has_nothing_to_bring_and_votes_is_there(
+    num_members: int, num_liars: int, num_with_work: int, witnesses: int, seed: int
+) -> None:
+    """Else few liars on a roster of few lead its leader away for as long as they like."""
+    world = Withholding(seed, num_members, witnesses=witnesses)
+    order = [world.leader(turn) for turn in range(num_members)]
+    world.liars = tuple(order[-num_liars:])
+    working = (*order[: num_with_work - num_liars], *world.liars)
+    for member in order:
+        member.num_work = int(member in working)
+    world.call_later(0.05, world.lead_away)
+    world.run(until_s=60.0, wait_for=lambda member: member not in world.liars)
+    assert max(member.finished_at for member in order if member not in world.liars) < 2 * ROUND_S
 
 
 def test_members_follow_to_a_view_that_so_many_voters_have_promised_that_no_lower_one_can_end() -> None:
