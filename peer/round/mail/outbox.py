@@ -121,7 +121,7 @@ class Outbox:
         self._send = send
         self._lines: dict[PeerId, Line] = {}
         self._first_lanes = FIRST_PEERS * first_pace.lanes
-        self._tried = Lanes(lambda rate: lanes_of(rate, most=MOST_OF_ALL), most=MOST_OF_ALL)
+        self._tried = Lanes(lambda rate: lanes_of(max(least(), rate), most=MOST_OF_ALL), most=MOST_OF_ALL)
         self._uplink = Meter(moved=moved, lanes=self._tried, most=most)
         self._least = least
         self._leaving = 0

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import statistics
 import struct
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -61,8 +62,7 @@ MANY_WINDOWS = 8
 """After which there is nothing more to double."""
 KEPT_WINDOWS = 300
 """Of which the most counts: those of a quarter of an hour in which all the time something went."""
-LATELY = 20
-"""Windows: of a minute."""
+LATELY_S = 60.0
 SLOW_BYTES_PER_S = 1e6
 """A faster line has so many lanes that each message takes many round trips, by which bbr knows its share."""
 UNSENT_S, LEAST_UNSENT_BYTES = 0.3, 16 << 10
@@ -176,6 +176,8 @@ class Uplink:
         """Windows of the least pace, one after the other."""
         self._windows: deque[float] = deque(maxlen=KEPT_WINDOWS)
         """Bytes a second that came through."""
+        self._last_windows: deque[tuple[float, float]] = deque(maxlen=math.ceil(LATELY_S / WINDOW_S))
+        """When each ended, and the same."""
         self.bytes_per_s: float | None = None
         """The most of them; None while that is not known."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -230,6 +232,7 @@ class Uplink:
         """At a window's end."""
         rate, before = self._moved / self._busy_s, self.bytes_per_s or 0.0
         self._windows.append(rate)
+        self._last_windows.append((self._looked_at, rate))
         self.bytes_per_s = max(self._windows)
         is_full = rate >= FULL * self.bytes_per_s
         near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
@@ -299,9 +302,12 @@ class Uplink:
 
     @property
     def lately(self) -> float:
-        """Bytes a second, the most of the last windows; 0 where nobody knows, or it matters to nobody."""
-        most = max([*self._windows][-LATELY:], default=0.0)
-        return most if most < SLOW_BYTES_PER_S else 0.0
+        """Bytes a second, the median of the last minute's windows: what goes to somebody in the same house now and then
+        counts for little. 0 where nobody knows, or it matters to nobody."""
+        since = asyncio.get_running_loop().time() - LATELY_S
+        rates = [rate for at, rate in self._last_windows if at > since]
+        usual = statistics.median(rates) if rates else 0.0
+        return usual if usual < SLOW_BYTES_PER_S else 0.0
 
     @property
     def _equal(self) -> float:

@@ -596,6 +596,24 @@ def test_a_round_wants_the_uplink_while_something_goes_that_fills_it(monkeypatch
     asyncio.run(main())
 
 
+def test_an_uplink_is_held_for_no_less_than_others_show_of_it() -> None:
+    """After a cut one of 118 KB/s, which a newcomer filled, was held for 23 by lines that were slow for a moment."""
+
+    async def send(*_: Any) -> int:
+        return 1
+
+    shown = 0.0
+    outbox = Outbox(lambda _: None, send, least=lambda: shown)
+    assert outbox.uplink_bytes_per_s is None
+    outbox._uplink.bytes_per_s = 23_000.0
+    few = outbox.uplink_lanes
+    shown = 118_000.0
+    assert outbox.uplink_bytes_per_s == 118_000.0
+    assert outbox.usual_lanes == outbox.uplink_lanes > few
+    shown = 0.0
+    assert outbox.uplink_bytes_per_s == 23_000.0
+
+
 def test_an_uplink_that_carries_other_things_too_is_as_fast_as_all_of_them() -> None:
     """While somebody joined, rounds had a tenth of the line, held that for its rate, and left the joiner the rest."""
     moved = 0

@@ -14,6 +14,7 @@ from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.bulk.uplink import (
     FASTER,
     KEPT_WINDOWS,
+    LATELY_S,
     LEAST_PACE,
     LEAST_WITHOUT_LOSS,
     LOOK_S,
@@ -397,6 +398,26 @@ def test_what_is_faster_now_shows_and_what_is_slower_is_forgotten_in_time() -> N
         assert await carry(uplink, streams, 4 * LINE, WINDOW_S) == pytest.approx(4 * LINE, rel=0.05)
         await carry(uplink, streams, LINE, (KEPT_WINDOWS + 1) * (WINDOW_S + 2 * LOOK_S))
         assert uplink.bytes_per_s == pytest.approx(LINE, rel=0.05)
+
+    run_virtually(main)
+
+
+def test_what_it_lately_carried_is_known_for_a_minute_and_a_burst_to_somebody_near_counts_for_little() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(), FakeStream()]
+        assert uplink.lately == 0.0
+        await carry(uplink, streams, LINE, 5 * WINDOW_S, is_deep=True)
+        await carry(uplink, streams, 4 * LINE, WINDOW_S, is_deep=True)
+        await carry(uplink, streams, LINE, 5 * WINDOW_S, is_deep=True)
+        assert uplink.lately == pytest.approx(LINE, rel=0.02)
+        assert uplink.bytes_per_s is not None
+        assert uplink.bytes_per_s > 1.3 * LINE
+        await carry(uplink, streams, LINE / 10, LATELY_S, is_deep=True)
+        assert uplink.lately < LINE / 5
+        await asyncio.sleep(LATELY_S)
+        assert uplink.lately == 0.0
+        await carry(uplink, streams, 100 * SLOW_BYTES_PER_S, 5 * WINDOW_S, is_deep=True)
+        assert uplink.lately == 0.0
 
     run_virtually(main)
 
