@@ -40,6 +40,9 @@ SLOWER, FASTER = 0.9, 1.05
 """By a window in which more than `MOST_LOST` of all segments were sent again, and by any other."""
 MOST_LOST, MANY_SEGMENTS = 0.02, 50
 """Of a single connection, as many are waited for: of twenty, one is lost by chance."""
+CHANCE = 2.0
+"""Standard deviations: of fifty packets two are lost by chance in every fourth window of a line that loses one of a
+hundred, as one does that is full, and one of three was held at a tenth of its share for that."""
 TRIES_AFTER, TRIED_PACE = 10, 1.1
 """After so many windows of the least pace: what is lost all the same is not lost by it."""
 FULL, NEARLY_FULL, MORE_THAN_EVER, NEAR, KNOWN_S = 0.5, 0.9, 1.02, 0.9, 0.5
@@ -147,7 +150,13 @@ class _Seen:
 
     @property
     def is_lossy(self) -> bool:
-        return self.is_judged and self.again_before + self.again > MOST_LOST * (self.all_before + self.all)
+        usual = MOST_LOST * (self.all_before + self.all)
+        return self.is_judged and self.again_before + self.again > usual + CHANCE * math.sqrt(usual)
+
+    @property
+    def loses(self) -> bool:
+        """It may be lossy."""
+        return self.again_before + self.again > MOST_LOST * (self.all_before + self.all)
 
     @property
     def is_judged(self) -> bool:
@@ -263,7 +272,7 @@ class Uplink:
         for stream, seen in known.items():
             rates = [other.rate for other in whole or known.values() if other is not seen]
             usual = sum(rates) / len(rates) if rates else 0.0
-            loses_alone = seen.is_lossy and bool(whole) and not any(other.is_lossy for other in whole)
+            loses_alone = seen.is_lossy and bool(whole) and not any(other.loses for other in whole)
             may_be_slow = stream in self._takes or seen.moved < BEHIND * seen.allowed
             is_slow = seen.rate < BEHIND * usual and may_be_slow and (has_room or loses_alone)
             takes_less = stream not in near and (is_slow or (seen.is_lossy and not is_full))

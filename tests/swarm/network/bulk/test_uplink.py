@@ -310,6 +310,23 @@ def test_one_packet_of_few_that_is_lost_makes_nobody_slow() -> None:
     run_virtually(main)
 
 
+def test_two_packets_of_seventy_that_are_lost_by_chance_hold_nobody_at_what_it_took() -> None:
+    """A full line loses one of a hundred, of everybody's: a round's connection was held at 11 KB/s of 118 by that."""
+
+    async def main() -> None:
+        uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream()
+        await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
+        slow.takes = LINE / 50
+        for stream in fast:
+            stream.takes = LINE / 5  # as their answers take long: the line has room
+        for _ in range(8):
+            slow.lost += 2 * slow.segment_bytes
+            await carry(uplink, [*fast, slow], LINE, WINDOW_S + LOOK_S, is_deep=True)
+            assert slow.paced >= 0.99 * LEAST_WITHOUT_LOSS * MOST_PACE * LINE / 3
+
+    run_virtually(main)
+
+
 def test_what_a_slow_one_loses_of_few_packets_at_a_time_is_counted_together_though_it_rests() -> None:
     async def main() -> None:
         uplink, fast = Uplink(), [FakeStream(), FakeStream()]
