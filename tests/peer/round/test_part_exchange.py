@@ -107,6 +107,8 @@ class Scene:
         self.state: Any = SimpleNamespace(
             came_bytes=0, step=FACTS.step, parts=StepParts(own=list(map(memoryview, GOOD))), changed=asyncio.Event()
         )
+        self.heard: list[tuple[int, int, bytes]] = []
+        """What a window that goes on meanwhile was told of the result."""
         self.exact = WorkThread("exact")
         replica = SimpleNamespace(
             parts=lambda: PARTS,
@@ -115,6 +117,7 @@ class Scene:
             threads=Threads(2),
             inputs=ColdBytes(folder, "inputs"),
             outputs=ColdBytes(folder, "outputs"),
+            hear_of_result=lambda step, part, body: self.heard.append((step, part, bytes(body))),
         )
         events = Events()
         events.hear(ProtocolViolation, self.violations.append)
@@ -365,6 +368,7 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
     assert (made.part, reduction.reducer, reduction.norm_cap) == (1, OTHER, CAP)
     assert [one.num_tokens for one in reduction.inputs] == [10, 20, 30]
     reduction.check(verify)
+    assert scene.heard == [(FACTS.step, 1, bytes(GOOD[1]))]
 
 
 def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
