@@ -23,7 +23,7 @@ GAIN_OF_8, GAIN_OF_4 = 2.50, 2.03
 """Of 8 and of 4 members, H 10, 600 inner steps each, both of the grid (the same page)."""
 BESIDE_ROUNDS: Mapping[float, float] = {0.0: 1.0, 0.6: 2.21 / 2.50, 1.0: 2.25 / 2.72}
 """How much of that gain is left where such a share of a window's inner steps is computed beside the round of the one
-before: 4 members, H 10, 1200 inner steps, three seeds and one (docs/outer_steps.md, "On home lines")."""
+before: 4 members, H 10, 1200 inner steps, three seeds and one (docs/outer_steps.md, "Windows beside rounds")."""
 BESIDE_STEPS = 10
 """Of the windows that these were measured with."""
 MEASURED_TO = 8
