@@ -269,13 +269,20 @@ def test_many_slow_ones_leave_the_line_to_one_that_is_not_and_keep_little_alone(
     run_virtually(main)
 
 
+async def with_a_slow_one(uplink: Uplink) -> tuple[list[FakeStream], FakeStream]:
+    """Two that leave the line room, for their answers take long, and one that takes a tenth of what they do."""
+    fast, slow = [FakeStream(), FakeStream()], FakeStream()
+    await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
+    slow.takes = LINE / 50
+    for stream in fast:
+        stream.takes = LINE / 5
+    return fast, slow
+
+
 def test_who_seems_slow_and_loses_nothing_may_send_half_of_an_equal_share_beside_what_others_have_of_it() -> None:
     async def main() -> None:
-        uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream()
-        await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
-        slow.takes = LINE / 50
-        for stream in fast:
-            stream.takes = LINE / 5  # as their answers take long: the line has room
+        uplink = Uplink()
+        fast, slow = await with_a_slow_one(uplink)
         await carry(uplink, [*fast, slow], LINE, 5 * WINDOW_S, is_deep=True)
         equal = MOST_PACE * LINE / 3
         assert slow.paced == pytest.approx(LEAST_WITHOUT_LOSS * equal, rel=0.01)
@@ -314,11 +321,8 @@ def test_two_packets_of_seventy_that_are_lost_by_chance_hold_nobody_at_what_it_t
     """A full line loses one of a hundred, of everybody's: a round's connection was held at 11 KB/s of 118 by that."""
 
     async def main() -> None:
-        uplink, fast, slow = Uplink(), [FakeStream(), FakeStream()], FakeStream()
-        await carry(uplink, [*fast, slow], LINE, 4 * WINDOW_S, is_deep=True)
-        slow.takes = LINE / 50
-        for stream in fast:
-            stream.takes = LINE / 5  # as their answers take long: the line has room
+        uplink = Uplink()
+        fast, slow = await with_a_slow_one(uplink)
         for _ in range(8):
             slow.lost += 2 * slow.segment_bytes
             await carry(uplink, [*fast, slow], LINE, WINDOW_S + LOOK_S, is_deep=True)
