@@ -4,6 +4,8 @@ Means of rows and columns are fp64 sums in the order of places, divided and roun
 is +0 or at least 2^-126 in magnitude.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,12 +20,7 @@ def difference(
     start: NDArray[np.float32], end: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD
 ) -> None:
     """out = start - end."""
-
-    def work(first: int, stop: int) -> None:
-        within = slice(first, stop)
-        _difference(start[within], end[within], out[within])
-
-    threads.over(out.size, work, grain=_GRAIN)
+    _over(threads, _difference, start, end, out)
 
 
 def move(
@@ -34,43 +31,35 @@ def move(
     threads: Threads = ONE_THREAD,
 ) -> None:
     """values += after - before."""
-
-    def work(start: int, stop: int) -> None:
-        within = slice(start, stop)
-        _move(values[within], before[within], after[within])
-
-    threads.over(values.size, work, grain=_GRAIN)
+    _over(threads, _move, values, before, after)
 
 
 def add_share(
     values: NDArray[np.float32], more: NDArray[np.float32], share: np.float32, *, threads: Threads = ONE_THREAD
 ) -> None:
     """values += share * more."""
-
-    def work(start: int, stop: int) -> None:
-        within = slice(start, stop)
-        _add_share(values[within], more[within], share)
-
-    threads.over(values.size, work, grain=_GRAIN)
+    _over(threads, lambda values, more: _add_share(values, more, share), values, more)
 
 
 def at_least_zero(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> None:
     """What is below zero becomes zero."""
-    threads.over(
-        values.size, lambda start, stop: np.maximum(values[start:stop], 0.0, out=values[start:stop]), grain=_GRAIN
-    )
+    _over(threads, lambda values: np.maximum(values, 0.0, out=values), values)
 
 
 def shorten(
     first: NDArray[np.float32], second: NDArray[np.float32], ratio: np.float32, *, threads: Threads = ONE_THREAD
 ) -> None:
     """Cut each of `first` to at most `ratio` times the root of its `second`, which is not negative."""
+    _over(threads, lambda first, second: _shorten(first, second, ratio), first, second)
+
+
+def _over(threads: Threads, function: Callable[..., object], *vectors: NDArray[np.float32]) -> None:
+    """The function, of ranges of vectors that are equally long."""
 
     def work(start: int, stop: int) -> None:
-        within = slice(start, stop)
-        _shorten(first[within], second[within], ratio)
+        function(*(vector[start:stop] for vector in vectors))
 
-    threads.over(first.size, work, grain=_GRAIN)
+    threads.over(vectors[0].size, work, grain=_GRAIN)
 
 
 def means(

@@ -28,7 +28,7 @@ from swarm.model.stage import StageModel
 from swarm.optim.carried_moments import Carried
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import LocalWindow, own_start
+from swarm.optim.local_window import LocalWindow
 from swarm.optim.stage_step import StageStep, first_state, stage_clip_norm
 
 Floats = NDArray[np.float32]
@@ -150,7 +150,7 @@ def _in_windows(
         for member in range(members):
             batches = [ids(version * num_steps + number, member) for number in range(num_steps)]
             own = under_way[member] if under_way else None
-            _take(window, settings, state, own, certified, batches, model, overlap=overlap)
+            _take(window, state, own, certified, batches, model, overlap=overlap)
             said.append(encoded_window(window, parts, version, member))
         if overlap:
             state, under_way = certified, said
@@ -169,7 +169,6 @@ def _made(
 
 def _take(
     window: LocalWindow,
-    settings: RunSettings,
     state: StageState,
     own: Sequence[memoryview] | None,
     certified: StageState,
@@ -184,8 +183,7 @@ def _take(
     if own is None:
         window.begin(certified.weights, certified.version, carried)
     else:
-        weights, said = own_start(settings, state, own)
-        window.begin(weights, certified.version, said)
+        window.begin_ahead(state, own)
     for number, batch in enumerate(batches, 1):
         window.take_mean(model.mean_gradient(window.weights, batch))
         if own is not None and number == min(overlap, len(batches)):

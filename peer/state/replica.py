@@ -29,7 +29,7 @@ from swarm.memory.kept_buffers import BUFFERS, empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.local_window import Window, own_start, window_of
+from swarm.optim.local_window import Window, window_of
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, memory_of_one, weights_ahead
 from verification.round.papers import Papers
 
@@ -230,9 +230,7 @@ class StageReplica:
             assert carried is not None
             window.begin(state.weights, int(step), carried)
             return
-        said = before.said if before is not None else None
-        weights, carried = own_start(self.settings, state, said or (), threads=self.threads)
-        window.begin(weights, int(step), carried)
+        window.begin_ahead(state, (before.said if before is not None else None) or ())
         held.at = self.model.weights(window.weights)
 
     def _follow(self, held: Accumulation, window: Window, step: Step) -> None:

@@ -66,6 +66,11 @@ class Window(ABC):
         self._start, self._began, self._end, self._means = start, carried, None, None
         self._version, self.steps_taken = version, 0
 
+    def begin_ahead(self, version: StageState, said: Sequence[Encoded]) -> None:
+        """As `begin`, of the window after the version's, from where a member has come to by all that it `said`."""
+        weights, carried = own_start(self._carried, version, said, threads=self._threads)
+        self.begin(weights, version.version + 1, carried)
+
     def move(self, pieces: Iterable[tuple[slice, Floats]]) -> None:
         """Have begun from these weights there, which are written into those that `begin` had: they are nobody else's.
         What steps have moved since stays. `weights` are others from here on."""
@@ -208,11 +213,11 @@ class WindowThere(Window):
 
 
 def own_start(
-    settings: RunSettings, version: StageState, said: Sequence[Encoded], *, threads: Threads = ONE_THREAD
+    moments: CarriedMoments, version: StageState, said: Sequence[Encoded], *, threads: Threads = ONE_THREAD
 ) -> tuple[Floats, Carried]:
     """Where a member has come to from a version by all that it `said` of its window, if anything: weights, the caller's
     own, and moments."""
-    before, moments = Carried.of(version), CarriedMoments(settings, version.layout)
+    before = Carried.of(version)
     assert before is not None, "a version of a run with windows"
     if not said:
         return version.weights.copy(), replace(before, scalars=moments.powers_after(before.scalars))

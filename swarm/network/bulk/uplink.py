@@ -22,6 +22,7 @@ import struct
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -183,10 +184,8 @@ class Uplink:
         self._pace = MOST_PACE
         self._at_least = 0
         """Windows of the least pace, one after the other."""
-        self._windows: deque[float] = deque(maxlen=KEPT_WINDOWS)
-        """Bytes a second that came through."""
-        self._last_windows: deque[tuple[float, float]] = deque(maxlen=math.ceil(LATELY_S / WINDOW_S))
-        """When each ended, and the same."""
+        self._windows: deque[tuple[float, float]] = deque(maxlen=KEPT_WINDOWS)
+        """When each ended, and the bytes a second that came through."""
         self.bytes_per_s: float | None = None
         """The most of them; None while that is not known."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -240,9 +239,8 @@ class Uplink:
     def _measure(self) -> None:
         """At a window's end."""
         rate, before = self._moved / self._busy_s, self.bytes_per_s or 0.0
-        self._windows.append(rate)
-        self._last_windows.append((self._looked_at, rate))
-        self.bytes_per_s = max(self._windows)
+        self._windows.append((self._looked_at, rate))
+        self.bytes_per_s = max(rate for _, rate in self._windows)
         is_full = rate >= FULL * self.bytes_per_s
         near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
         self._judge(near or self._seen, is_full=is_full)
@@ -314,7 +312,7 @@ class Uplink:
         """Bytes a second, the median of the last minute's windows: what goes to somebody in the same house now and then
         counts for little. 0 where nobody knows, or it matters to nobody."""
         since = asyncio.get_running_loop().time() - LATELY_S
-        rates = [rate for at, rate in self._last_windows if at > since]
+        rates = [rate for _, rate in takewhile(lambda window: window[0] > since, reversed(self._windows))]
         usual = statistics.median(rates) if rates else 0.0
         return usual if usual < SLOW_BYTES_PER_S else 0.0
 

@@ -15,6 +15,7 @@ from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, Step, Version
 from swarm.core.round.contribution import Work
 from swarm.model.stage import StageModel
+from swarm.optim.carried_moments import CarriedMoments
 from swarm.optim.local_window import LocalWindow, WindowThere, own_start
 from swarm.optim.stage_step import first_state
 from tests.pretend_device import OTHERS
@@ -58,6 +59,10 @@ def said_by(replica: StageReplica, step: int) -> list[memoryview]:
     return [*accumulation.said]
 
 
+def own_weights(replica: StageReplica, said: list[memoryview]) -> np.ndarray:
+    return own_start(CarriedMoments(replica.settings, replica.layout), replica.state, said)[0]
+
+
 def result_of(replica: StageReplica, said: list[memoryview]) -> list[Encoded]:
     """As if this member and one that has not moved were all."""
     parts, made = replica.parts(), list[Encoded]()
@@ -87,8 +92,7 @@ def test_a_window_begins_from_what_its_peer_has_said_and_goes_where_the_result_i
     said = said_by(replica, 0)
     assert replica.can_compute(Step(1))
 
-    settings, before = replica.settings, replica.state
-    own, _ = own_start(settings, before, said)
+    before, own = replica.state, own_weights(replica, said)
     assert replica.weights_for(Step(1))[0] == Version(0)
     np.testing.assert_array_equal(window_weights(replica, 1), own)
     assert not np.array_equal(own, before.weights)
@@ -117,7 +121,7 @@ def test_once_the_version_is_there_the_window_is_on_it_and_says_its_own_way_alon
     replica = replica_in(tmp_path, device)
     work_through(replica, 0, LOCAL_STEPS, seed=2)
     said = said_by(replica, 0)
-    own, _ = own_start(replica.settings, replica.state, said)
+    own = own_weights(replica, said)
     work_through(replica, 1, 1, seed=3)
     way = window_weights(replica, 1) - own
     replica.swap(replica.next_version(None, b"one"))
@@ -168,5 +172,5 @@ def test_a_window_whose_beginning_fails_is_begun_again(tmp_path: Path, monkeypat
         with pytest.raises(LocalError, match="no memory"):
             replica.weights_for(Step(1))
     replica.weights_for(Step(1))
-    np.testing.assert_array_equal(window_weights(replica, 1), own_start(replica.settings, replica.state, said)[0])
+    np.testing.assert_array_equal(window_weights(replica, 1), own_weights(replica, said))
     assert window.steps_taken == 0

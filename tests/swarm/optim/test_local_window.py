@@ -202,7 +202,7 @@ def test_where_a_member_has_come_to_by_itself_is_what_it_has_said(codec: Averagi
     carried = CarriedMoments(run, LAYOUT)
     window = taken(run, start, 0, carried.at_first(), 2)
     made = contribution(carried, window, 5)
-    weights, own = own_start(run, state_of(start, 0, carried.at_first()), made)
+    weights, own = own_start(carried, state_of(start, 0, carried.at_first()), made)
     way = np.empty(SIZE, dtype=np.float32)
     for part, where in enumerate(carried.parts.gradient):
         carried.parts.contribution_codec(part).decode(made[part], way[where])
