@@ -793,6 +793,7 @@ class AveragingRound:
             return []
         if not self._lead.ballots.count(vote, asked.phase, view, value):
             return []
+        self._lead.voted.add(voter)
         self._gone.pop(voter, None)
         return self._lead.count(now)
 
@@ -1081,7 +1082,7 @@ class AveragingRound:
             out += self._lead.is_due(now)
             # A leader that no quorum promises its view gives itself up, after others would: they may be at a later one.
             if self._lead.num_waits < 2 * self._patience.num_phases:
-                return out
+                return out + self._follow_others((), 0, now)  # fewer are there than when they turned
         if self._turn == self.facts.first_view or self._has_company(self._turn):
             return out + self._next_view(now)
         if not is_on:  # views must not run away from those who are to come, too

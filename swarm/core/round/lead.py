@@ -69,6 +69,10 @@ class RoundLead:
     num_waits: int = 0
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
+    _votes_are_late: bool = False
+    """On what is proposed now."""
+    voted: set[PeerId] = field(default_factory=set)
+    """For anything in this view."""
     _shows_enough: bool = False
     _shows_one: bool = False
     """The promise of one member alone, so far."""
@@ -96,7 +100,8 @@ class RoundLead:
         `silent` it waits no more."""
         self.view, self.reason, self.is_on, self.num_waits = view, reason, True, 0
         self.silent = frozenset(silent)
-        self._asked_again = self._shows_enough = self._shows_one = False
+        self._asked_again = self._votes_are_late = self._shows_enough = self._shows_one = False
+        self.voted.clear()
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -166,14 +171,13 @@ class RoundLead:
         return self.is_on and roster is not None and roster.view == self.view
 
     def unheard(self) -> set[PeerId]:
-        """Once the view that is led has a roster: members that have said nothing under it, nor before. They may be at
-        another step, and turn to no view of this one."""
-        roster = self.reduction.roster
-        if not self.has_roster or roster is None:
+        """Once the view that is led has a roster, or votes on one are late: members that have said nothing in it, nor
+        before. They may be at another step, and turn to no view of this one."""
+        roster, heard = self.reduction.roster, self.committed.keys() | self.views_of.keys() | self.voted
+        if self.has_roster and roster is not None:
+            heard |= {made.peer_id for made in roster.committed}
+        elif not self._votes_are_late:
             return set()
-        heard = {made.peer_id for made in roster.committed} | self.committed.keys() | self.views_of.keys()
-        if roster.certificate is not None:
-            heard |= {vote.voter for vote in roster.certificate.votes}
         return {*self.facts.members} - heard
 
     @property
@@ -298,6 +302,7 @@ class RoundLead:
         in it."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
+        self._votes_are_late = False
         # Whoever still fetches the bytes has as long as whoever still sends its parts, but once: in later views it
         # fetches on. The longer a step has failed, the longer would a member hold it up that never votes.
         if proposal.is_new_result:
@@ -344,6 +349,7 @@ class RoundLead:
         out = self.count(now, late=True)
         if out or self.ballots.proposal is not proposal:
             return out
+        self._votes_are_late = True
         if proposal.result is not None:
             out = self.reduction.fetch_missing(proposal.result, now=now)
         return out + self._ask_once_more(self.ballots.voters)

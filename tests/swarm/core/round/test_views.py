@@ -493,6 +493,24 @@ def test_a_leader_follows_the_one_other_member_of_which_it_hears() -> None:
     assert first.view == 1
 
 
+def test_so_does_one_that_waits_for_votes_on_its_roster() -> None:
+    """The other turned before it had voted, and a third is at another step: votes were asked for, for ever."""
+    _, (first, second, _) = facts_and_rounds(3, witnesses=2)
+    first.close(reason="full", joins=(), view=0, now=0.0)
+    first.contributed(contribution(first.me), now=0.0)
+    first.on_commit(second.me, 0, contribution(second.me), None, None, None, now=0.0)
+    now = 0.0
+    while not first._lead.asks("roster"):
+        now += 1.0
+        first.tick(now=now)
+    first.on_turned(second.me, 1, now=now)
+    assert first.view == 0, "the third may vote in time"
+    while first.view == 0 and now < 40.0:
+        now += 1.0
+        first.tick(now=now)
+    assert first.view == 1
+
+
 def led_by_two(*, third_votes: bool) -> tuple[RoundFacts, list[AveragingRound]]:
     """The first of three leads, with a roster to which the third brings nothing."""
     facts, rounds = facts_and_rounds(3, witnesses=2)
