@@ -3,11 +3,16 @@
 While a round fills the uplink, all of them together have a third of it, in bytes, or a half where there is one other
 member (`swarm.core.transfers.join_share`). (By lanes they had more, for one long message after another goes over
 connections that know the line better than those of a round's short ones do: three fifths of an uplink of three, and
-four fifths by one lane against sixteen.) Results go before states: first those of who is or was lately a member and
-was cut off, for rounds are short of it, then of who asks to join. They have them before the next is made, where each of
-two with a half of this would be a round behind for good. A quarter of the bytes is of who has waited longest, whoever
-else asks for ever. While a round is behind, all but those who were cut off have a quarter of this: members wait for the
-round, and who joins for nothing that will not come a little later. What a round leaves idle is theirs.
+four fifths by one lane against sixteen.) On a slow uplink each answer is sent no faster than its part of that: one that
+had the line for itself first, and then had to wait for what it had too much, left a round's connections no line to
+learn for a quarter of a minute, and they were as slow for the rest of it.
+
+Results go before states: first those of who is or was lately a member and was cut off, for rounds are short of it, then
+of who asks to join. They have them before the next is made, where each of two with a half of this would be a round
+behind for good. Of each of these kinds that waits, or has some on its way, the first has three quarters, whoever else
+asks for ever: and the others the same of the rest. While a round is behind, all but those who were cut off have a
+quarter of this: members wait for the round, and who joins for nothing that will not come a little later. What a round
+leaves idle is theirs.
 """
 
 import asyncio
@@ -15,37 +20,49 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
 from swarm.core.transfers import LEAST_BYTES_PER_S, MOST_DONORS, MOST_LANES, PIECE_BYTES, expected_s, join_share
-from swarm.network.transport import Message
+from swarm.network.transport import UNLIMITED, Message, Place
 
 LATE_TIMES = 1.25
 """A round is behind whose step takes so many times as long as steps lately did with a member more, which is what who
 joins may cost; or that has lost a contribution: what was reduced with it is reduced and sent once more."""
 BEHIND_SHARE = 0.25
 """Of what else is theirs, while a round is behind."""
-BESIDE_NARROW_SHARE = 2 / 3
-"""Theirs while a round has something for narrow lines alone. On a full uplink any line seems so: what goes to it waits
-behind them, and its acknowledgements behind those whom its own peer gives bulk to."""
+ROOM_TIMES = 3.0
+"""So many times what a round's lines carry is left to it, if that is less than its share: one that is slow for a moment
+shows that it is not, and what goes to lines that carry no more fills no uplink."""
 LATELY = 8
 """Versions for which a member is known that left."""
-IN_ORDER_SHARE = 0.25
-"""Of the bytes, to who asked first."""
-TAKES_S, ASKS_S = 5.0, 1.0
-"""So long after an answer its peer may still be on its way to the next; and is, if it wants one."""
+LATER_SHARE = 0.25
+"""Of the bytes, to all kinds after the first of those that there are."""
+TAKES_S = 5.0
+"""So long after an answer its peer may still be on its way to the next."""
 FEW_LANES = 4
 """Of an uplink so slow that a connection more has much of it."""
 OVERDUE_TIMES = 2.0
 """Of the time that an answer's bytes take at all that is theirs: it goes to who has a slower line."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
+
+
+class Kind(IntEnum):
+    """Of what somebody is given, first to last."""
+
+    BACK = 0
+    """A part of a result, to a member that was cut off, or who was one lately."""
+    JOINING = 1
+    """A part of a result, to who asks to join."""
+    STATE = 2
+    """A piece of a state, or of anything to anybody else."""
 
 
 @dataclass(eq=False)
@@ -56,13 +73,20 @@ class _Turn:
     is_of_state: bool
     place: asyncio.Future[None]
     began_at: float = math.inf
+    kind: Kind = Kind.STATE
+    """As which it went."""
     num_bytes: int = PIECE_BYTES
     """Once it is known; before, as many as most have."""
     is_known: bool = False
-    is_of_first: bool = False
-    """It went when its peer had waited longest."""
-    is_back: bool = False
-    """It went as a part of a result to who was a member lately."""
+
+
+@dataclass
+class _Ahead:
+    """By how much a kind has had more than its part."""
+
+    num_bytes: float = 0.0
+    at: float = 0.0
+    """Then."""
 
 
 class SharedUplink(Protocol):
@@ -80,8 +104,8 @@ class SharedUplink(Protocol):
         """As above, while rounds want any; None while they do not."""
 
     @property
-    def goes_to_narrow_lines(self) -> bool:
-        """All that rounds send now."""
+    def round_bytes_per_s(self) -> float:
+        """That the lines carry to which rounds send now, as each was last measured."""
 
     def keeps_from_others(self) -> None:
         """Somebody else would have more of it now than it may."""
@@ -95,8 +119,7 @@ class Joiners:
         self._uplink = uplink
         self._waiting: list[_Turn] = []
         self._going: list[_Turn] = []
-        self._ahead_bytes, self._ahead_at = 0.0, 0.0
-        """By so much they had more than theirs, then."""
+        self._ahead: dict[Kind, _Ahead] = {kind: _Ahead() for kind in Kind}
         self._num_taking = 0
         """Members' answers that go."""
         self._looking: asyncio.TimerHandle | None = None
@@ -107,29 +130,25 @@ class Joiners:
         self._lacks_bytes: dict[PeerId, int | None] = {}
         """That who was a member lately lacked of the stage's last result, as it said when it last asked for a part;
         None: it asked for one of another."""
-        self._passed_at, self._given_until = 0.0, 0.0
-        """When somebody was last passed, and until when the line has to do with what all were given."""
-        self._owed_bytes = 0.0
-        """By so much who waited longest had less than `IN_ORDER_SHARE`; less than none: more."""
 
-    def turn_of_state(self, peer: PeerId, _: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
+    def turn_of_state(self, peer: PeerId, _: Message) -> AbstractAsyncContextManager[Place]:
         """As `turn`, of a piece of a state."""
         return self.turn(peer, is_of_state=True)
 
     @contextlib.asynccontextmanager
     async def turn(
         self, peer: PeerId, *, is_of_state: bool = False, lacks_bytes: int | None = None
-    ) -> AsyncIterator[Callable[[int], None]]:
-        """Whose answer goes next; gives what is to be told how long that is. `lacks_bytes`: of the stage's last result,
-        this answer's among them, by its peer's word; None: it is of another."""
+    ) -> AsyncIterator[Place]:
+        """Whose answer goes next. `lacks_bytes`: of the stage's last result, this answer's among them, by its peer's
+        word; None: it is of another."""
         turn = _Turn(peer, is_of_state, asyncio.get_running_loop().create_future())
-        if self._is_back(turn):
+        if self._kind(turn) == Kind.BACK:
             self._lacks_bytes[peer] = lacks_bytes
         self._waiting.append(turn)
         self._begin()
         try:
             await turn.place
-            yield lambda num_bytes: self._is_known(turn, num_bytes)
+            yield Place(lambda num_bytes: self._is_known(turn, num_bytes), lambda: self._most_of(turn))
         finally:
             if turn.place.cancelled():
                 self._waiting.remove(turn)
@@ -141,12 +160,12 @@ class Joiners:
             self._begin()
 
     @contextlib.asynccontextmanager
-    async def member_takes(self) -> AsyncIterator[Callable[[int], None]]:
+    async def member_takes(self) -> AsyncIterator[Place]:
         """A member's answer, of a part that it lacks of a round it took part in: it has no turn, and meanwhile the
         others leave it as much of the uplink as they leave a round."""
         self._num_taking += 1
         try:
-            yield lambda _: None
+            yield UNLIMITED
         finally:
             self._num_taking -= 1
             self._begin()
@@ -163,15 +182,15 @@ class Joiners:
         """How long somebody who was a member lately and takes the stage's last result at the moment takes for the rest
         of it, if its donors' uplinks are for that alone, and as fast as this one's; None: it takes none."""
         lacks_bytes, waits = self._lacks_bytes.get(peer), any(turn.peer == peer for turn in self._waiting)
-        if lacks_bytes is None or not (waits or self._takes(peer, TAKES_S)):
+        if lacks_bytes is None or not (waits or self._takes(peer)):
             return None
         num_donors = min(MOST_DONORS, max(1, len(self._steps.chain.members) - 1))
         return expected_s(lacks_bytes, num_donors * (self._uplink.uplink_bytes_per_s or LEAST_BYTES_PER_S))
 
-    def _takes(self, peer: PeerId, asks_again_s: float) -> bool:
-        """Whether somebody who was a member lately takes results, or took one not longer ago."""
-        is_taking = any(turn.is_back and turn.peer == peer for turn in self._going)
-        return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + asks_again_s
+    def _takes(self, peer: PeerId) -> bool:
+        """Whether somebody who was a member lately takes results, or may be on its way to the next."""
+        is_taking = any(turn.kind == Kind.BACK and turn.peer == peer for turn in self._going)
+        return is_taking or time.monotonic() < self._took_at.get(peer, -math.inf) + TAKES_S
 
     @property
     def _most(self) -> int:
@@ -188,38 +207,21 @@ class Joiners:
         """Bytes a second that members want, and that the uplink carries; None: none, or nobody knows."""
         return self._uplink.uplink_bytes_per_s if self._num_taking else self._uplink.wanted_bytes_per_s
 
-    def _waits(self, turn: _Turn) -> bool:
-        """Whether another answer is under way. Who waits does so as if that had all that is theirs, and not for ever if
-        its peer's line is slow."""
-        rate, now = self._bytes_per_s(turn), time.monotonic()
-        return rate is not None and any(
-            now < going.began_at + OVERDUE_TIMES * going.num_bytes / rate for going in self._going
-        )
+    def _waits(self, kind: Kind) -> bool:
+        """Whether another answer of this kind is under way. Who waits does so as if that had all that is theirs, and
+        not for ever if its peer's line is slow."""
+        return any(going.kind == kind and not self._is_overdue(going) for going in self._going)
 
-    def _is_passed(self, turn: _Turn) -> bool:
-        """Whether others come first that have no answer waiting: one of theirs is under way all the time. Also between
-        rounds, the next of which may wait for them."""
-        if self._is_back(turn) or self._most > FEW_LANES:
-            return False
-        return any(self._takes(peer, ASKS_S) for peer in self._took_at if peer != turn.peer)
+    def _is_overdue(self, going: _Turn) -> bool:
+        rate = self._total or self._uplink.uplink_bytes_per_s
+        return rate is not None and time.monotonic() >= going.began_at + OVERDUE_TIMES * going.num_bytes / rate
 
-    def _pass(self, turn: _Turn) -> None:
-        """What the others leave of what is theirs is owed as well: their own lines may be slow, or ask for little."""
-        now = time.monotonic()
-        idle_s = max(0.0, min(LOOK_S, now - max(self._passed_at, self._given_until)))
-        self._passed_at = now
-        self._owe(IN_ORDER_SHARE * self._share(turn) * idle_s)
-        self._look_again()
-
-    def _give(self, turn: _Turn, num_bytes: int) -> None:
-        """So many more, or less, to a turn that goes."""
-        self._ahead_bytes += num_bytes
-        self._given_until = max(time.monotonic(), self._given_until) + num_bytes / self._share(turn)
-        self._owe(num_bytes * (IN_ORDER_SHARE - turn.is_of_first))
-
-    def _owe(self, num_bytes: float) -> None:
-        """So much more, or less, to who has waited longest; never more than a piece, either way."""
-        self._owed_bytes = min(max(-PIECE_BYTES, self._owed_bytes + num_bytes), PIECE_BYTES)
+    def _are_there(self) -> set[Kind]:
+        """Kinds of which some wait, or go and do not hang, or are about to be asked for."""
+        there = {self._kind(turn) for turn in self._waiting}
+        there |= {turn.kind for turn in self._going if not self._is_overdue(turn)}
+        is_back = any(time.monotonic() < at + TAKES_S for at in self._took_at.values())
+        return there | {Kind.BACK} if is_back else there
 
     @property
     def is_behind(self) -> bool:
@@ -234,78 +236,92 @@ class Joiners:
         late_times = LATE_TIMES * (others + 1) / others
         return usual_s is not None and time.monotonic() > self._steps.turned_at + late_times * usual_s
 
-    def _bytes_per_s(self, turn: _Turn) -> float | None:
-        """Of all answers together, where this one is next; None: as many as there are lanes."""
+    @property
+    def _total(self) -> float | None:
+        """Bytes a second of all answers together; None: as many as there are lanes."""
         wanted = self._wanted
         if wanted is None:
             return None
-        if self._uplink.goes_to_narrow_lines and not self._num_taking:
-            return wanted * BESIDE_NARROW_SHARE
-        is_spared = self.is_behind and not self._is_back(turn)
-        return wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
+        total = wanted * join_share(len(self._steps.chain.members))
+        return total if self._num_taking else max(total, wanted - ROOM_TIMES * self._uplink.round_bytes_per_s)
 
-    def _share(self, turn: _Turn) -> float:
-        """Bytes a second that are theirs: all of the line, while no round wants it."""
-        return self._bytes_per_s(turn) or self._uplink.uplink_bytes_per_s or LEAST_BYTES_PER_S
+    def _bytes_per_s(self, kind: Kind) -> float | None:
+        """Of the answers of one kind; None: as many as there are lanes. Between rounds, the next of which may wait for
+        who was cut off, that has its part of a slow uplink beside the others."""
+        there, rest = self._are_there() | {kind}, self._total
+        spared = BEHIND_SHARE if self.is_behind else 1.0
+        if rest is None and self._most <= FEW_LANES and kind != Kind.BACK and Kind.BACK in there:
+            rest, spared = self._uplink.uplink_bytes_per_s, 1.0
+        if rest is None:
+            return None
+        if Kind.BACK not in there:
+            rest *= spared
+        for first in sorted(there)[:-1]:
+            later = rest * LATER_SHARE * (spared if first == Kind.BACK else 1.0)
+            if kind == first:
+                return rest - later
+            rest = later
+        return rest
 
-    def _is_back(self, turn: _Turn) -> bool:
-        """Whether it is of a result, for a member that was cut off, or who was one lately."""
-        return not turn.is_of_state and any(turn.peer in members for members in self._lately)
+    def _most_of(self, turn: _Turn) -> float:
+        """Bytes a second at which an answer that goes is sent, at most."""
+        rate = self._bytes_per_s(turn.kind)
+        return math.inf if rate is None else rate / sum(going.kind == turn.kind for going in self._going)
 
-    def _rank(self, turn: _Turn) -> tuple[bool, bool, int]:
-        """Whose is lowest goes first."""
-        asks_to_join = not turn.is_of_state and turn.peer in self._steps.joining
-        return (not self._is_back(turn), not asks_to_join, self._num_going(turn.peer))
+    def _kind(self, turn: _Turn) -> Kind:
+        if turn.is_of_state:
+            return Kind.STATE
+        if any(turn.peer in members for members in self._lately):
+            return Kind.BACK
+        return Kind.JOINING if turn.peer in self._steps.joining else Kind.STATE
 
     def _num_going(self, peer: PeerId) -> int:
         return sum(turn.peer == peer for turn in self._going)
 
     def _gives(self, turn: _Turn) -> None:
         """An answer whose length is known goes, or has gone."""
-        if turn.is_back and turn.num_bytes:
+        if turn.kind == Kind.BACK and turn.num_bytes:
             self._took_at[turn.peer] = time.monotonic()
 
     def _is_known(self, turn: _Turn, num_bytes: int) -> None:
-        self._give(turn, num_bytes - turn.num_bytes)
+        self._ahead[turn.kind].num_bytes += num_bytes - turn.num_bytes
         turn.num_bytes, turn.is_known = num_bytes, True
         self._gives(turn)
 
-    def _is_ahead(self, turn: _Turn) -> bool:
+    def _is_ahead(self, kind: Kind) -> bool:
         """Whether they have had more than theirs. What they did not ask for in time is lost to them, but for as much as
         is theirs between two looks."""
-        now, rate = time.monotonic(), self._bytes_per_s(turn)
-        since_s, self._ahead_at = now - self._ahead_at, now
-        self._ahead_bytes = 0.0 if rate is None else max(-rate * LOOK_S, self._ahead_bytes - rate * since_s)
-        return self._ahead_bytes > 0
+        now, rate, ahead = time.monotonic(), self._bytes_per_s(kind), self._ahead[kind]
+        since_s, ahead.at = now - ahead.at, now
+        ahead.num_bytes = 0.0 if rate is None else max(-rate * LOOK_S, ahead.num_bytes - rate * since_s)
+        return ahead.num_bytes > 0
 
     def _begin(self) -> None:
-        """All who may go; of equals who has the fewest under way. Each has one lane, whoever else takes others; on a
-        narrow line one at a time has any."""
-        most = self._most
+        """All who may go; of a kind who has the fewest under way. Each has one lane, whoever else takes others; on a
+        narrow line one of a kind at a time has any."""
+        is_short = are_kept = False
+        for kind in Kind:
+            while waiting := [turn for turn in self._waiting if self._kind(turn) == kind and self._may_go(turn)]:
+                is_ahead = self._is_ahead(kind)
+                if is_ahead or (self._is_narrow and self._waits(kind)):
+                    is_short, are_kept = True, are_kept or is_ahead
+                    break
+                self._goes(min(waiting, key=lambda turn: self._num_going(turn.peer)), kind)
+        held = {turn.kind for turn in self._going if math.isfinite(self._most_of(turn))}
+        if are_kept or any(map(self._is_ahead, held)):  # else the line is slower, and they have less than may go
+            self._uplink.keeps_from_others()
+        if is_short or held:
+            self._look_again()
 
-        def may_go(turn: _Turn) -> bool:
-            return not turn.place.done() and (len(self._going) < most or not self._num_going(turn.peer))
+    def _may_go(self, turn: _Turn) -> bool:
+        return not turn.place.done() and (len(self._going) < self._most or not self._num_going(turn.peer))
 
-        while waiting := list(filter(may_go, self._waiting)):
-            first = min(waiting, key=self._rank)
-            is_owed = self._owed_bytes > 0
-            turn = waiting[0] if is_owed else first
-            is_ahead = self._is_ahead(first)
-            if is_ahead:
-                self._uplink.keeps_from_others()
-            if is_ahead or (self._is_narrow and self._waits(first)):
-                self._look_again()
-                return
-            if not is_owed and self._is_passed(first):
-                self._pass(first)
-                return
-            turn.is_back = self._is_back(turn)
-            self._waiting.remove(turn)
-            self._going.append(turn)
-            turn.began_at = time.monotonic()
-            turn.is_of_first = turn is waiting[0]
-            self._give(turn, turn.num_bytes)
-            turn.place.set_result(None)
+    def _goes(self, turn: _Turn, kind: Kind) -> None:
+        self._waiting.remove(turn)
+        self._going.append(turn)
+        turn.kind, turn.began_at = kind, time.monotonic()
+        self._ahead[kind].num_bytes += turn.num_bytes
+        turn.place.set_result(None)
 
     def _look_again(self) -> None:
         if self._looking is not None:

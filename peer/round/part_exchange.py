@@ -52,7 +52,7 @@ from swarm.core.transfers import MESSAGE_BYTES, bytes_per_s, longest_s
 from swarm.identity.key import verify
 from swarm.network.bulk.uplink import UPLINK
 from swarm.network.loop import happened
-from swarm.network.transport import Message
+from swarm.network.transport import Message, Place
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.round.papers import Bytes
@@ -94,7 +94,7 @@ class PartExchange:
             self._context.tasks.spawn,
             self._send,
             moved=lambda: traffic()[0],
-            most=lambda: UPLINK.budget,
+            most=lambda: UPLINK.carries_at_most,
             least=lambda: UPLINK.lately,
         )
         self.joiners = Joiners(steps, self._outbox)
@@ -113,7 +113,7 @@ class PartExchange:
         self._context.transport.serve(PART_BYTES, self._on_part_bytes, max_body_bytes=0)
         self._context.transport.in_turns(PART_BYTES, self._turn)
 
-    def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Callable[[int], None]]:
+    def _turn(self, sender: PeerId, request: Message) -> AbstractAsyncContextManager[Place]:
         """At once for members, of a round that is under way or the last one, if they took part in it: the others wait
         for them. Who missed it has its result in its turns."""
         fields = Fields("part request", request.meta)

@@ -18,6 +18,7 @@ from swarm.network.p2pd.control import ControlError
 from swarm.network.p2pd.idle_streams import KEPT_BY_CALLEE_S
 from swarm.network.places import Places, network_of
 from swarm.network.service import STRANGERS_SHARE, Services, ask
+from swarm.network.transport import UNLIMITED, Place
 
 logger = logging.getLogger(__name__)
 
@@ -190,10 +191,11 @@ class Answering:
             request = await framing.read_content(stream, head, window_s=window_s)
             self.bytes_received += head.meta_bytes + head.body_bytes
             async with contextlib.AsyncExitStack() as turn:
-                body = memoryview(b"")
+                body, place = memoryview(b""), UNLIMITED
                 try:
                     async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
-                        meta, body = await _unless_closed(stream, ask(service, peer_id, head.method, request, turn))
+                        asked = ask(service, peer_id, head.method, request, turn)
+                        meta, body, place = await _unless_closed(stream, asked)
                     head_and_meta = framing.encode_reply_head(meta, body)
                 # The stream goes on: a punched one costs both sides and an onlooker.
                 except RemoteError as error:
@@ -201,7 +203,8 @@ class Answering:
                 except TransientError as error:
                     head_and_meta = framing.encode_error(Status.TRANSIENT_READ, "transient", str(error))
                 del request
-                await framing.send(stream, head_and_meta, body, window_s=window_s, sent=self._sent)
+                most = place.most
+                await framing.send(stream, head_and_meta, body, window_s=window_s, sent=self._sent, most=most)
 
     async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
         """Send an error before the request was read; the caller closes."""
@@ -224,8 +227,8 @@ def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:
 
 
 async def _unless_closed(
-    stream: Stream, work: Coroutine[None, None, tuple[bytes, memoryview]]
-) -> tuple[bytes, memoryview]:
+    stream: Stream, work: Coroutine[None, None, tuple[bytes, memoryview, Place]]
+) -> tuple[bytes, memoryview, Place]:
     """The result of `work`, which is cancelled when the caller closes the stream. Raises EOFError then.
 
     A caller has nothing to say before it is answered: whatever makes the stream readable is its end.

@@ -268,7 +268,7 @@ class MemoryTransport:
         """(canonical meta, body) for an incoming call, which is open until they have gone; for the network only."""
         with self._services.admitted(caller, method, len(request.body)) as service:
             async with contextlib.AsyncExitStack() as turn:
-                meta, body = await ask(service, caller, method, request, turn)
+                meta, body, _ = await ask(service, caller, method, request, turn)
                 self._bytes_sent += len(meta) + len(body)
                 yield meta, body
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import KINDS, LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.network.transport import MAX_META_BYTES, Handler, Message, Turn
+from swarm.network.transport import MAX_META_BYTES, UNLIMITED, Handler, Message, Place, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ServiceLimits:
 class Service:
     handler: Handler
     max_body_bytes: int
-    turn: Turn = field(default=lambda *_: contextlib.nullcontext(lambda _: None))
+    turn: Turn = field(default=lambda *_: contextlib.nullcontext(UNLIMITED))
 
 
 class Services:
@@ -151,20 +151,20 @@ class Services:
 
 async def ask(
     service: Service, peer_id: PeerId, method: str, request: Message, turn: contextlib.AsyncExitStack
-) -> tuple[bytes, memoryview]:
-    """(canonical meta, body) of the handler's answer, once it is the peer's turn, which goes with `turn`.
+) -> tuple[bytes, memoryview, Place]:
+    """(canonical meta, body) of the handler's answer and its place, once it is the peer's turn, which goes with `turn`.
 
     Raises only RemoteError and TransientError.
     """
     try:
-        will_go = await turn.enter_async_context(service.turn(peer_id, request))
+        place = await turn.enter_async_context(service.turn(peer_id, request))
         reply = await service.handler(peer_id, request)
         meta = pack(reply.meta)
         if len(meta) > MAX_META_BYTES:
             raise LocalError(f"{method}: an answer's meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}")
         body = byte_view(reply.body)
-        will_go(len(meta) + len(body))
-        return meta, body
+        place.will_go(len(meta) + len(body))
+        return meta, body, place
     except RemoteError:
         raise
     except (LocalError, TransientError) as error:

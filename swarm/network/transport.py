@@ -3,11 +3,12 @@
 `swarm.network.p2pd.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
@@ -45,9 +46,19 @@ RemoteError or TransientError respectively; any other exception is logged here a
 TransientError without its text.
 """
 
-Turn = Callable[[PeerId, Message], AbstractAsyncContextManager[Callable[[int], None]]]
-"""What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go; it gives
-what is told of how many bytes that has, before it goes."""
+
+class Place(NamedTuple):
+    """What an answer has that goes."""
+
+    will_go: Callable[[int], None]
+    """To be told of how many bytes it has, before it goes."""
+    most: Callable[[], float]
+    """Bytes a second at which it is sent, at most, where the uplink is slow; as long as it goes."""
+
+
+UNLIMITED = Place(lambda _: None, lambda: math.inf)
+Turn = Callable[[PeerId, Message], AbstractAsyncContextManager[Place]]
+"""What a peer's call waits for before its handler begins, and holds until the answer has gone or cannot go."""
 
 
 class Way(Enum):

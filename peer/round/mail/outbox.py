@@ -263,6 +263,12 @@ class Outbox:
         """All that goes does: none of it fills the uplink."""
         return all(line.is_narrow for line in self._lines.values() if line.on_uplink or line.beside)
 
+    @property
+    def round_bytes_per_s(self) -> float:
+        """That the lines carry to which something goes, as each was last measured."""
+        going = [line for line in self._lines.values() if line.on_uplink or line.beside]
+        return sum(line.meter.bytes_per_s or 0.0 for line in going)
+
     def keeps_from_others(self) -> None:
         """Somebody who has a part of what the uplink was held for would have more: less than that shows nothing."""
         self._uplink.is_kept_from = True

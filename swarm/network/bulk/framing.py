@@ -23,6 +23,7 @@ from swarm.core.transfers import Transfer, shared_longest_s
 from swarm.memory.kept_buffers import BUFFERS
 from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket
 from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
+from swarm.network.bulk.uplink import UPLINK
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_METHOD_BYTES,
@@ -189,11 +190,15 @@ def _left_bytes(stream: Stream, sending: Sending) -> int:
     return max(0, sending.sent_bytes - unsent_bytes(stream))
 
 
-async def send(stream: Stream, head: bytes, body: memoryview, *, window_s: float, sent: Sent) -> None:
-    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes too little."""
+async def send(
+    stream: Stream, head: bytes, body: memoryview, *, window_s: float, sent: Sent, most: Callable[[], float]
+) -> None:
+    """Head and body, as fast as the other end takes them, and no faster than `most` (bytes a second) where this uplink
+    is slow and the stream is no p2pd's. Raises TimeoutError when it takes too little."""
     sending = Sending(stream, head, body)
+    held = UPLINK.holding(stream, most) if isinstance(stream, SealedSocket) else contextlib.nullcontext()
     try:
-        with sent.counting(stream, sending):
+        with sent.counting(stream, sending), held:
             async with _alive(len(head) + len(body), window_s, lambda: _left_bytes(stream, sending)):
                 await sending.wait()
     finally:

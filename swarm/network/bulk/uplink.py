@@ -7,6 +7,9 @@ lost again. What all of them together brought through in a few seconds is no sec
 to send has its share of a little more than the most of that (SO_MAX_PACING_RATE, socket(7) of Linux); of the more the
 less, the more is lost all the same.
 
+What is sent for less than an equal share has that, and the others have the rest (`Uplink.holding`). It tells nothing
+of lines.
+
 A connection that brings less than half of what others do, though these use their whole shares or the line carries less
 than it did, goes to who has a slower one; so does, or this line has become slower, what loses packets where the line
 carries less. It has a little more than what it takes, and the others have the rest. Nothing else tells of a slow one:
@@ -20,7 +23,7 @@ import socket
 import statistics
 import struct
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, Protocol
@@ -62,6 +65,11 @@ NARROW, MORE_AGAIN = 1 / 4, 0.1
 """Who takes less than so much of what others do, and loses packets, has a line that carries no more: it may send what
 it takes, and a tenth more after a window without losses, two tenths after the next, then four, up to `BACK`. Sent
 `MORE_THAN_TAKEN` all the time it would lose a fifth of that for good."""
+OTHERS_LOSSES = 3.0
+"""A connection loses too much by itself that loses so many times as much of what it sends as the others do: a full
+uplink drops packets of all of them alike."""
+JUDGED_AFTER, FEW_SEGMENTS = 3, 10
+"""Windows with so many, or after `MANY_SEGMENTS`: on one held at 4 KB/s these are 17 s."""
 MANY_WINDOWS = 8
 """After which there is nothing more to double."""
 KEPT_WINDOWS = 300
@@ -107,7 +115,9 @@ class _Seen:
     pace: float = math.inf
     again_before: int = 0
     all_before: int = 0
-    """Segments of windows before, since so many were sent that it was judged by what was lost of them."""
+    """Segments of windows before, since it was judged by what was lost of them."""
+    windows_before: int = 0
+    """That were so."""
     again: int = 0
     all: int = 0
     more_s: float = 0.0
@@ -132,7 +142,9 @@ class _Seen:
         return moved
 
     def of_next_window(self) -> "_Seen":
-        before = (0, 0) if self.is_judged else (self.again_before + self.again, self.all_before + self.all)
+        before = (0, 0, 0)
+        if not self.is_judged:
+            before = (self.again_before + self.again, self.all_before + self.all, self.windows_before + bool(self.all))
         return _Seen(self.tcp, self.pace, *before, silent_s=self.silent_s)
 
     @property
@@ -151,7 +163,11 @@ class _Seen:
 
     @property
     def is_lossy(self) -> bool:
-        usual = MOST_LOST * (self.all_before + self.all)
+        return self.loses_more_than(MOST_LOST)
+
+    def loses_more_than(self, share: float) -> bool:
+        """And not by chance."""
+        usual = share * (self.all_before + self.all)
         return self.is_judged and self.again_before + self.again > usual + CHANCE * math.sqrt(usual)
 
     @property
@@ -161,8 +177,9 @@ class _Seen:
 
     @property
     def is_judged(self) -> bool:
-        """So much was sent that what was lost of it is not chance."""
-        return self.all_before + self.all >= MANY_SEGMENTS
+        """So much was sent that what was lost of it is not chance, or it was sent for so long."""
+        num = self.all_before + self.all
+        return num >= MANY_SEGMENTS or (num >= FEW_SEGMENTS and self.windows_before + 1 >= JUDGED_AFTER)
 
 
 class Uplink:
@@ -177,6 +194,8 @@ class Uplink:
         """Bytes a second of who takes less than its share."""
         self._lossy: WeakSet[PacedStream] = WeakSet()
         """Who lost packets when it was last known, or has a narrow line."""
+        self._held: WeakKeyDictionary[PacedStream, Callable[[], float]] = WeakKeyDictionary()
+        """What those may send that are to have less, in bytes a second."""
         self._since_lost: WeakKeyDictionary[PacedStream, int] = WeakKeyDictionary()
         """Windows without losses, of who has a narrow line; below zero, those with losses, one after the other."""
         self._busy_s, self._moved = 0.0, 0
@@ -204,6 +223,17 @@ class Uplink:
         if self._loop is not loop:
             self._loop, self._looked_at = loop, loop.time()
             loop.call_later(LOOK_S, self._look)
+
+    @contextlib.contextmanager
+    def holding(self, stream: PacedStream, most: Callable[[], float]) -> Iterator[None]:
+        """While what is sent is to have no more than so many bytes a second, where the uplink is slow."""
+        self._held[stream] = most
+        if stream in self._sending:
+            self._share()
+        try:
+            yield
+        finally:
+            del self._held[stream]
 
     def left(self, stream: PacedStream) -> None:
         """It is closed."""
@@ -242,7 +272,8 @@ class Uplink:
         self._windows.append((self._looked_at, rate))
         self.bytes_per_s = max(rate for _, rate in self._windows)
         is_full = rate >= FULL * self.bytes_per_s
-        near = {stream: seen for stream, seen in self._seen.items() if seen.is_near}
+        held = self._held_now()
+        near = {stream: seen for stream, seen in self._seen.items() if seen.is_near and stream not in held}
         self._judge(near or self._seen, is_full=is_full)
         is_filled = NEARLY_FULL * before <= rate <= MORE_THAN_EVER * before
         self._tell_the_slow(near, is_full=is_full, is_filled=is_filled)
@@ -264,7 +295,8 @@ class Uplink:
     def _tell_the_slow(self, near: Collection[PacedStream], *, is_full: bool, is_filled: bool) -> None:
         """Who takes less than its share. Nobody can tell where this line is full, as it is if it `is_filled` as much as
         before; it is not where others have their whole shares and use them, and it carries less, or more than ever."""
-        known = {stream: seen for stream, seen in self._seen.items() if seen.is_known}
+        held = self._held_now()
+        known = {stream: seen for stream, seen in self._seen.items() if seen.is_known and stream not in held}
         whole = [known[stream] for stream in near if stream not in self._takes]
         has_room = (bool(whole) and not is_filled) or not is_full
         for stream, seen in known.items():
@@ -283,7 +315,8 @@ class Uplink:
             is_narrow = seen.rate < NARROW * usual
             if not is_narrow or self._since_lost.get(stream, 0) < -TRIES_AFTER:  # sending less does not help
                 self._since_lost.pop(stream, None)
-            if is_narrow and seen.is_lossy and (takes_less or stream in self._since_lost):
+            by_itself = stream in self._since_lost or seen.loses_more_than(_lost_beside(seen, whole))
+            if is_narrow and seen.is_lossy and by_itself and (takes_less or stream in self._since_lost):
                 self._takes[stream] = seen.rate
                 self._since_lost[stream] = min(0, self._since_lost.get(stream, 0)) - 1
             elif takes_less:
@@ -308,6 +341,12 @@ class Uplink:
         return self._pace * most if most and most < SLOW_BYTES_PER_S else math.inf
 
     @property
+    def carries_at_most(self) -> float:
+        """Bytes a second, as far as is known; infinite as above."""
+        most = self.bytes_per_s
+        return most if most and most < SLOW_BYTES_PER_S else math.inf
+
+    @property
     def lately(self) -> float:
         """Bytes a second, the median of the last minute's windows: what goes to somebody in the same house now and then
         counts for little. 0 where nobody knows, or it matters to nobody."""
@@ -316,22 +355,40 @@ class Uplink:
         usual = statistics.median(rates) if rates else 0.0
         return usual if usual < SLOW_BYTES_PER_S else 0.0
 
+    def _held_now(self) -> dict[PacedStream, float]:
+        """What those may send that have something to send, and are to have less than an equal share."""
+        equal = self.budget / max(1, len(self._sending))
+        if math.isinf(equal):
+            return {}
+        held = {stream: self._held[stream]() for stream in self._sending if stream in self._held}
+        return {stream: most for stream, most in held.items() if most < equal}
+
     @property
     def _equal(self) -> float:
-        """As the budget, of each if all have the same."""
-        return self.budget / max(1, len(self._sending))
+        """Bytes a second of each that is not held, if all those have the same."""
+        held = self._held_now()
+        return (self.budget - sum(held.values())) / max(1, len(self._sending) - len(held))
 
     def _share(self) -> None:
-        budget, equal = self.budget, self._equal
-        less = {stream: takes for stream in self._sending if (takes := self._takes.get(stream, equal)) < equal}
+        held = self._held_now()
+        budget, equal = self.budget - sum(held.values()), self._equal
+        free = self._sending - held.keys()
+        less = {stream: takes for stream in free if (takes := self._takes.get(stream, equal)) < equal}
         less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
-        others = len(self._sending) - len(less)
+        others = len(free) - len(less)
         share = (budget - sum(less.values())) / others if others else 0.0
         for stream in self._sending:
             least = 0.0 if stream in self._lossy else LEAST_WITHOUT_LOSS * equal
             pace = max(least, less.get(stream, share)) if math.isfinite(budget) else math.inf
+            pace = held.get(stream, pace)
             self._seen[stream].pace = pace
             stream.pace(pace)
+
+
+def _lost_beside(seen: _Seen, whole: Collection[_Seen]) -> float:
+    """The share that one loses at most whose losses are of the line that it shares with these."""
+    others = [other for other in whole if other is not seen]
+    return OTHERS_LOSSES * sum(other.again for other in others) / max(MANY_SEGMENTS, sum(other.all for other in others))
 
 
 UPLINK = Uplink()

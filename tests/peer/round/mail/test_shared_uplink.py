@@ -67,10 +67,12 @@ class Home:
 
     async def join(self) -> None:
         while True:
-            async with self.joiners.turn(NEWCOMER, is_of_state=True) as goes:
-                goes(PIECE_BYTES)
+            async with self.joiners.turn(NEWCOMER, is_of_state=True) as place:
+                place.will_go(PIECE_BYTES)
                 for _ in range(PIECE_BYTES // STEP_BYTES):
+                    due = asyncio.get_running_loop().time() + STEP_BYTES / place.most()
                     await self._carry(STEP_BYTES)
+                    await asyncio.sleep(due - asyncio.get_running_loop().time())
                 self.joined_bytes += PIECE_BYTES
             await asyncio.sleep(ANSWER_S)
 

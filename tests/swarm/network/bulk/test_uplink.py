@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.network.bulk import sealed_socket
+from swarm.network.bulk import framing, sealed_socket
 from swarm.network.bulk.sockets import Sending, receive
 from swarm.network.bulk.uplink import (
     FASTER,
@@ -19,6 +19,7 @@ from swarm.network.bulk.uplink import (
     LEAST_WITHOUT_LOSS,
     LOOK_S,
     MORE_THAN_TAKEN,
+    MOST_LOST,
     MOST_PACE,
     SLOW_BYTES_PER_S,
     WINDOW_S,
@@ -460,6 +461,83 @@ def test_a_fast_line_and_one_that_nobody_knows_have_no_pace() -> None:
         assert resting.paced == math.inf
 
     run_virtually(main)
+
+
+def test_what_is_held_has_its_part_and_the_others_the_rest_and_it_tells_nothing_of_lines() -> None:
+    """A piece of a state had the line for itself, and then a round, whose connections had to learn it again."""
+
+    async def main() -> None:
+        uplink, free, held, part = Uplink(), [FakeStream(), FakeStream()], FakeStream(), [LINE / 10]
+        with uplink.holding(held, lambda: part[0]):
+            await carry(uplink, [*free, held], LINE, 12 * WINDOW_S, is_deep=True)
+            assert held.paced == part[0]
+            for stream in free:
+                assert stream.paced == pytest.approx((MOST_PACE * LINE - part[0]) / 2, rel=0.01)
+            part[0] = LINE / 5
+            await carry(uplink, [*free, held], LINE, WINDOW_S + 2 * LOOK_S, is_deep=True)
+            assert held.paced == part[0]
+            part[0] = LINE
+            await carry(uplink, [*free, held], LINE, WINDOW_S + 2 * LOOK_S, is_deep=True)
+            assert held.paced == free[0].paced, "it has no more than others"
+            part[0] = LINE / 10
+            await carry(uplink, [held], LINE, 5 * WINDOW_S, is_deep=True)
+        assert held not in uplink._takes
+        await carry(uplink, [*free, held], LINE, 2 * WINDOW_S, is_deep=True)
+        assert held.paced == free[0].paced
+        assert not uplink._held
+
+    run_virtually(main)
+
+
+def test_a_line_that_nobody_knows_or_that_is_fast_holds_nothing() -> None:
+    async def main() -> None:
+        uplink, streams = Uplink(), [FakeStream(), FakeStream()]
+        with uplink.holding(streams[0], lambda: LINE / 10):
+            await carry(uplink, streams, LINE, WINDOW_S / 2)
+            assert streams[0].paced == math.inf
+            await carry(uplink, streams, 2 * SLOW_BYTES_PER_S, windows_s(10))
+            assert streams[0].paced == math.inf
+
+    run_virtually(main)
+
+
+def test_what_a_full_line_drops_of_everybody_makes_nobody_narrow() -> None:
+    """Who was back from a cut had one part after the other at 4 KB/s, a hundredth of which was lost more than of
+    others', for minutes: its line was idle."""
+
+    async def main() -> None:
+        uplink, others = Uplink(), [FakeStream(loses=0.03) for _ in range(2)]
+        back = FakeStream(takes=LINE / 12, tries=1.0, loses=0.05)
+        await carry(uplink, [*others, back], LINE, 10 * WINDOW_S, is_deep=True)
+        await carry(uplink, [*others, back], LINE, 10 * WINDOW_S)
+        assert back.lost > MOST_LOST * back.sent
+        assert back not in uplink._since_lost
+
+    run_virtually(main)
+
+
+def test_an_answer_is_sent_no_faster_than_its_place_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        uplink, sent = Uplink(), framing.Sent()
+        uplink.bytes_per_s = 0.9 * SLOW_BYTES_PER_S
+        for room in (sealed_socket, framing):
+            monkeypatch.setattr(room, "UPLINK", uplink)
+        body = os.urandom(1 << 20)
+        loop = asyncio.get_running_loop()
+        for most, least_s, most_s in ((SLOW_BYTES_PER_S / 4, 1.5, 10.0), (math.inf, 0.0, 1.4)):
+            sender, receiver = sealed(*over_tcp())
+            began = loop.time()
+            send = framing.send(sender, b"", memoryview(body), window_s=20.0, sent=sent, most=lambda at=most: at)
+            sending = asyncio.ensure_future(send)
+            async with asyncio.timeout(20):
+                assert await receive(receiver, len(body)) == body
+            assert least_s <= loop.time() - began <= most_s
+            await sending
+            assert not uplink._held
+            sender.close()
+            receiver.close()
+
+    asyncio.run(main())
 
 
 def test_the_kernel_keeps_to_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
