@@ -5,9 +5,10 @@ lost, and a line of 0.5 Mbit/s queues ten: of what three connections sent there 
 sent again, and with six a third. Who receives knows them all. So each has its share of what such a line carries in a
 queue's time and a round trip, as its TCP receive window.
 
-A line is narrow when little comes through it, and by many connections out of its order, for what should have come
-before was dropped. Rates alone say nothing: little comes also from who has little to send. After that more may be under
-way from one window of time to the next, until something is dropped again, or a line as wide as any that matters has it.
+A line is narrow when little comes through it, but as much as it was seen to carry, and by many connections out of its
+order, for what should have come before was dropped. Rates alone say nothing: little comes also from who has little to
+send; nor does disorder, for what comes over senders' full uplinks comes so as well. After that more may be under way
+from one window of time to the next, until something is dropped again, or a line as wide as any that matters has it.
 Where as much is dropped however little is under way, it is dropped elsewhere.
 """
 
@@ -42,8 +43,11 @@ SHARE_DISORDERED = 1 / 3
 QUEUE_S = 0.2
 """Modems hold as much, and all of them some packets."""
 LEAST_TOGETHER = 8 * 1448
-NARROWED, WIDENED = 0.85, 1.05
-"""After a window of time with losses, at least, and after one without."""
+FULL = 0.5
+"""Of the most that came in one of those: a line that carries less drops nothing. Who came back from a cut had 5 to 18
+KB/s of two senders, for minutes, whose own lines were full: what these dropped left its window as wide as that."""
+NARROWED, WIDENED, OPENED = 0.85, 1.05, 1.5
+"""After a window of time with losses, at least; after one without; and after one in which the line was not full."""
 IN_VAIN, RESTS = 5, 100
 """After so many windows of time with losses, one after the other, though less and less was under way, they are not this
 line's: senders' own uplinks lose as well. Then it is not narrow for so many."""
@@ -154,15 +158,17 @@ class Downlink:
         rate = moved / (now - self._began_at)
         self._began_at = now
         self._rates.append(rate)
+        most = max(self._rates)
+        is_full = rate >= FULL * most
         is_lossy = num_disordered > SHARE_DISORDERED * num_came
         self._num_in_vain = self._num_in_vain + 1 if is_lossy and math.isfinite(self.together) else 0
         self._rests = RESTS if self._num_in_vain >= IN_VAIN else max(0, self._rests - 1)
         if self._rests:
             self.together = math.inf
-        elif is_lossy and max(self._rates) < NARROW_BYTES_PER_S:
+        elif is_lossy and is_full and most < NARROW_BYTES_PER_S:
             self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * held_s))
         else:
-            self.together *= WIDENED
+            self.together *= WIDENED if is_full else OPENED
         if self.together >= NARROW_BYTES_PER_S * held_s:
             self.together = math.inf
 

@@ -187,6 +187,24 @@ def test_a_line_that_carried_more_a_moment_ago_is_not_narrow() -> None:
     run_virtually(main)
 
 
+def test_a_line_that_is_not_full_is_not_narrow_whatever_is_dropped_on_the_way_to_it() -> None:
+    """Who came back from a cut was sent 5 to 18 KB/s for minutes, by two whose own lines were full."""
+
+    async def main() -> None:
+        streams = [FakeStream() for _ in range(2)]
+        downlink = downlink_of(*streams)
+        await carry(downlink, streams, LINE, 2 * WINDOW_S)
+        for stream in streams:
+            stream.sends, stream.is_disordered = 0.2 * LINE, True
+        await carry(downlink, streams, LINE, 10 * WINDOW_S)
+        assert downlink.together == math.inf
+        downlink.together = LEAST_TOGETHER
+        await carry(downlink, streams, LINE, 5 * WINDOW_S)
+        assert downlink.together == math.inf
+
+    run_virtually(main)
+
+
 def test_who_falls_silent_leaves_its_share_to_the_others() -> None:
     async def main() -> None:
         streams = [FakeStream() for _ in range(4)]
