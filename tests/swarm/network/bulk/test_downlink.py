@@ -196,10 +196,10 @@ def test_a_line_that_is_not_full_is_not_narrow_whatever_is_dropped_on_the_way_to
         await carry(downlink, streams, LINE, 2 * WINDOW_S)
         for stream in streams:
             stream.sends, stream.is_disordered = 0.2 * LINE, True
-        await carry(downlink, streams, LINE, 10 * WINDOW_S)
+        await carry(downlink, streams, LINE, 3 * WINDOW_S)
         assert downlink.together == math.inf
         downlink.together = LEAST_TOGETHER
-        await carry(downlink, streams, LINE, 5 * WINDOW_S)
+        await carry(downlink, streams, LINE, 4 * WINDOW_S)
         assert downlink.together == math.inf
 
     run_virtually(main)
