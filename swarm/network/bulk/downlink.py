@@ -43,9 +43,10 @@ SHARE_DISORDERED = 1 / 3
 QUEUE_S = 0.2
 """Modems hold as much, and all of them some packets."""
 LEAST_TOGETHER = 8 * 1448
-FULL = 0.5
+FULL, LEAST_OF_IT = 0.8, 0.5
 """Of the most that came in one of those: a line that carries less drops nothing. Who came back from a cut had 5 to 18
-KB/s of two senders, for minutes, whose own lines were full: what these dropped left its window as wide as that."""
+KB/s of two senders, for minutes, whose own lines were full: what these dropped left its window as wide as that. And of
+what such a line has under way at that rate, so much stays."""
 NARROWED, WIDENED, OPENED = 0.85, 1.05, 1.5
 """After a window of time with losses, at least; after one without; and after one in which the line was not full."""
 IN_VAIN, RESTS = 5, 100
@@ -166,7 +167,8 @@ class Downlink:
         if self._rests:
             self.together = math.inf
         elif is_lossy and is_full and most < NARROW_BYTES_PER_S:
-            self.together = max(LEAST_TOGETHER, min(NARROWED * self.together, rate * held_s))
+            least = max(LEAST_TOGETHER, LEAST_OF_IT * most * held_s)
+            self.together = max(least, min(NARROWED * self.together, rate * held_s))
         else:
             self.together *= WIDENED if is_full else OPENED
         if self.together >= NARROW_BYTES_PER_S * held_s:
