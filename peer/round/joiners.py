@@ -20,7 +20,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -29,7 +29,15 @@ from typing import Protocol
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import VersionTurned
 from swarm.core.ids import PeerId, Step
-from swarm.core.transfers import LEAST_BYTES_PER_S, MOST_DONORS, MOST_LANES, PIECE_BYTES, expected_s, join_share
+from swarm.core.transfers import (
+    LEAST_BYTES_PER_S,
+    MOST_DONORS,
+    MOST_LANES,
+    PIECE_BYTES,
+    SHARED_BY,
+    expected_s,
+    join_share,
+)
 from swarm.network.transport import UNLIMITED, Message, Place
 
 LATE_TIMES = 1.25
@@ -49,7 +57,9 @@ TAKES_S = 5.0
 FEW_LANES = 4
 """Of an uplink so slow that a connection more has much of it."""
 OVERDUE_TIMES = 2.0
-"""Of the time that an answer's bytes take at all that is theirs: it goes to who has a slower line."""
+"""Of the time that an answer's bytes take at its part: it goes to who has a slower line."""
+LEAST_HELD_BYTES_PER_S = LEAST_BYTES_PER_S / (2 * SHARED_BY)
+"""At half of it an answer is given up on its way (`swarm.core.transfers`), and all the bytes of it were in vain."""
 LOOK_S = 0.25
 """Between two looks whether a round still wants the uplink, while somebody waits for it."""
 
@@ -72,12 +82,14 @@ class _Turn:
     peer: PeerId
     is_of_state: bool
     place: asyncio.Future[None]
-    began_at: float = math.inf
     kind: Kind = Kind.STATE
     """As which it went."""
     num_bytes: int = PIECE_BYTES
     """Once it is known; before, as many as most have."""
     is_known: bool = False
+    may_bytes: float = 0.0
+    """That could have gone since it began, by its part, as it was from one look to the next."""
+    looked_at: float = 0.0
 
 
 @dataclass
@@ -213,8 +225,17 @@ class Joiners:
         return any(going.kind == kind and not self._is_overdue(going) for going in self._going)
 
     def _is_overdue(self, going: _Turn) -> bool:
-        rate = self._total or self._uplink.uplink_bytes_per_s
-        return rate is not None and time.monotonic() >= going.began_at + OVERDUE_TIMES * going.num_bytes / rate
+        return going.may_bytes >= OVERDUE_TIMES * going.num_bytes
+
+    def _look_how_long(self) -> None:
+        """They take that go."""
+        now = time.monotonic()
+        rates = [(turn, self._most_of(turn)) for turn in self._going]
+        for turn, rate in rates:
+            if math.isinf(rate):
+                rate = (self._uplink.uplink_bytes_per_s or 0.0) / len(self._going)
+            turn.may_bytes += rate * (now - turn.looked_at)
+            turn.looked_at = now
 
     def _are_there(self) -> set[Kind]:
         """Kinds of which some wait, or go and do not hang, or are about to be asked for."""
@@ -236,37 +257,37 @@ class Joiners:
         late_times = LATE_TIMES * (others + 1) / others
         return usual_s is not None and time.monotonic() > self._steps.turned_at + late_times * usual_s
 
-    @property
-    def _total(self) -> float | None:
-        """Bytes a second of all answers together; None: as many as there are lanes."""
+    def _total(self, there: Collection[Kind]) -> float | None:
+        """Bytes a second of all answers together; None: as many as there are lanes. Without those who were cut off it
+        is less, while the round is behind, but for what that leaves idle."""
         wanted = self._wanted
         if wanted is None:
             return None
-        total = wanted * join_share(len(self._steps.chain.members))
+        is_spared = Kind.BACK not in there and self.is_behind
+        total = wanted * join_share(len(self._steps.chain.members)) * (BEHIND_SHARE if is_spared else 1.0)
         return total if self._num_taking else max(total, wanted - ROOM_TIMES * self._uplink.round_bytes_per_s)
 
     def _bytes_per_s(self, kind: Kind) -> float | None:
         """Of the answers of one kind; None: as many as there are lanes. Between rounds, the next of which may wait for
         who was cut off, that has its part of a slow uplink beside the others."""
-        there, rest = self._are_there() | {kind}, self._total
-        spared = BEHIND_SHARE if self.is_behind else 1.0
+        there = self._are_there() | {kind}
+        rest, spared = self._total(there), BEHIND_SHARE if self.is_behind else 1.0
         if rest is None and self._most <= FEW_LANES and kind != Kind.BACK and Kind.BACK in there:
             rest, spared = self._uplink.uplink_bytes_per_s, 1.0
         if rest is None:
             return None
-        if Kind.BACK not in there:
-            rest *= spared
         for first in sorted(there)[:-1]:
             later = rest * LATER_SHARE * (spared if first == Kind.BACK else 1.0)
             if kind == first:
                 return rest - later
-            rest = later
+            rest = max(later, LEAST_HELD_BYTES_PER_S)
         return rest
 
     def _most_of(self, turn: _Turn) -> float:
         """Bytes a second at which an answer that goes is sent, at most."""
         rate = self._bytes_per_s(turn.kind)
-        return math.inf if rate is None else rate / sum(going.kind == turn.kind for going in self._going)
+        num_going = sum(going.kind == turn.kind for going in self._going)
+        return math.inf if rate is None else max(rate / num_going, LEAST_HELD_BYTES_PER_S)
 
     def _kind(self, turn: _Turn) -> Kind:
         if turn.is_of_state:
@@ -299,6 +320,7 @@ class Joiners:
     def _begin(self) -> None:
         """All who may go; of a kind who has the fewest under way. Each has one lane, whoever else takes others; on a
         narrow line one of a kind at a time has any."""
+        self._look_how_long()
         is_short = are_kept = False
         for kind in Kind:
             while waiting := [turn for turn in self._waiting if self._kind(turn) == kind and self._may_go(turn)]:
@@ -319,7 +341,7 @@ class Joiners:
     def _goes(self, turn: _Turn, kind: Kind) -> None:
         self._waiting.remove(turn)
         self._going.append(turn)
-        turn.kind, turn.began_at = kind, time.monotonic()
+        turn.kind, turn.looked_at = kind, time.monotonic()
         self._ahead[kind].num_bytes += turn.num_bytes
         turn.place.set_result(None)
 

@@ -53,7 +53,8 @@ class Place(NamedTuple):
     will_go: Callable[[int], None]
     """To be told of how many bytes it has, before it goes."""
     most: Callable[[], float]
-    """Bytes a second at which it is sent, at most, where the uplink is slow; as long as it goes."""
+    """Bytes a second at which it is sent, at most, where the uplink is slow and nobody else carries it (as p2pd does);
+    asked for as long as it goes."""
 
 
 UNLIMITED = Place(lambda _: None, lambda: math.inf)

@@ -249,8 +249,10 @@ class Outbox:
 
     @property
     def uplink_bytes_per_s(self) -> float | None:
-        """As it was last measured, and no less than others show of it; None while nobody knows."""
-        return max(self._least(), self._uplink.bytes_per_s or 0.0) or None
+        """As it was last measured, and no less than others show of it; None while it was not: what others send may be
+        held for what is known here."""
+        measured = self._uplink.bytes_per_s
+        return None if measured is None else max(self._least(), measured)
 
     @property
     def wanted_bytes_per_s(self) -> float | None:
@@ -265,9 +267,9 @@ class Outbox:
 
     @property
     def round_bytes_per_s(self) -> float:
-        """That the lines carry to which something goes, as each was last measured."""
+        """That the lines carry to which something goes, as each was last measured; infinite where one was not."""
         going = [line for line in self._lines.values() if line.on_uplink or line.beside]
-        return sum(line.meter.bytes_per_s or 0.0 for line in going)
+        return sum(math.inf if line.meter.bytes_per_s is None else line.meter.bytes_per_s for line in going)
 
     def keeps_from_others(self) -> None:
         """Somebody who has a part of what the uplink was held for would have more: less than that shows nothing."""

@@ -327,8 +327,9 @@ class AveragingRound:
         """They have turned to the view: go to the highest that so many have that one of them is honest, so that nobody
         stays behind.
 
-        Where a few are more than a third one of them may lie: its word alone uses up no views, and turns this peer from
-        those that it leads itself twice in a round.
+        Where a few are more than a third one of them may lie: its word alone takes this peer no further than once round
+        the leaders, for members that are silent for now would not follow for as many views, and turns it from those
+        that it leads itself twice in a round.
         """
         if self.result is not None:
             return []
@@ -339,10 +340,11 @@ class AveragingRound:
         ahead = {view for view in self._turned.values() if view > self._promised}
         views = sorted((view for view in ahead if self._is_near(view)), reverse=True)
         for highest in filter(self._has_company, views):
-            if self._lead.is_on and self._is_alone(highest):
-                if self._num_led_away >= MOST_ALONE:
+            if self._is_alone(highest) and highest > self._blocked_below:
+                is_far = highest > max(self._promised, self._own_time_view) + len(self.facts.leaders)
+                if is_far or (self._lead.is_on and self._num_led_away >= MOST_ALONE):
                     continue  # a lower one may have the company of others
-                self._num_led_away += 1
+                self._num_led_away += self._lead.is_on
             return self._turn_to(highest, now)
         return self._lead.count(now) if self._lead.asks("result") else []
 

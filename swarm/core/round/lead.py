@@ -140,7 +140,8 @@ class RoundLead:
 
     def end(self) -> None:
         """A higher view begins."""
-        self.is_on = False
+        self.is_on = self._votes_are_late = False
+        self.voted.clear()
         self.committed.clear()
         self.late.clear()
         self._missed.clear()
@@ -176,6 +177,7 @@ class RoundLead:
         roster, heard = self.reduction.roster, self.committed.keys() | self.views_of.keys() | self.voted
         if self.has_roster and roster is not None:
             heard |= {made.peer_id for made in roster.committed}
+            heard |= {vote.voter for vote in roster.certificate.votes} if roster.certificate is not None else set()
         elif not self._votes_are_late:
             return set()
         return {*self.facts.members} - heard

@@ -124,6 +124,8 @@ class _Seen:
     """While it had more to send: what it waits for is no answer, and no message of its own."""
     moved: int = 0
     allowed: float = 0.0
+    was_held: bool = False
+    """For a part of the window: what it brought tells nothing of its line."""
     silent_s: float = 0.0
     """Since it began to send; negative infinity once something of that was acknowledged: its way takes as long."""
 
@@ -272,8 +274,7 @@ class Uplink:
         self._windows.append((self._looked_at, rate))
         self.bytes_per_s = max(rate for _, rate in self._windows)
         is_full = rate >= FULL * self.bytes_per_s
-        held = self._held_now()
-        near = {stream: seen for stream, seen in self._seen.items() if seen.is_near and stream not in held}
+        near = {stream: seen for stream, seen in self._seen.items() if seen.is_near and not seen.was_held}
         self._judge(near or self._seen, is_full=is_full)
         is_filled = NEARLY_FULL * before <= rate <= MORE_THAN_EVER * before
         self._tell_the_slow(near, is_full=is_full, is_filled=is_filled)
@@ -295,8 +296,7 @@ class Uplink:
     def _tell_the_slow(self, near: Collection[PacedStream], *, is_full: bool, is_filled: bool) -> None:
         """Who takes less than its share. Nobody can tell where this line is full, as it is if it `is_filled` as much as
         before; it is not where others have their whole shares and use them, and it carries less, or more than ever."""
-        held = self._held_now()
-        known = {stream: seen for stream, seen in self._seen.items() if seen.is_known and stream not in held}
+        known = {stream: seen for stream, seen in self._seen.items() if seen.is_known and not seen.was_held}
         whole = [known[stream] for stream in near if stream not in self._takes]
         has_room = (bool(whole) and not is_filled) or not is_full
         for stream, seen in known.items():
@@ -381,7 +381,8 @@ class Uplink:
             least = 0.0 if stream in self._lossy else LEAST_WITHOUT_LOSS * equal
             pace = max(least, less.get(stream, share)) if math.isfinite(budget) else math.inf
             pace = held.get(stream, pace)
-            self._seen[stream].pace = pace
+            seen = self._seen[stream]
+            seen.pace, seen.was_held = pace, seen.was_held or stream in held
             stream.pace(pace)
 
 
@@ -398,7 +399,7 @@ def set_pace(connection: socket.socket, bytes_per_s: float) -> None:
     """As fast as that, and no faster, and little of it in the kernel's hands before it can go: so it is known when a
     message has gone. Infinite: as it likes. Where the system knows no such thing, nothing happens."""
     is_paced = math.isfinite(bytes_per_s)
-    rate = int(bytes_per_s) if is_paced else (1 << 32) - 1
+    rate = max(1, int(bytes_per_s)) if is_paced else (1 << 32) - 1
     unsent = max(LEAST_UNSENT_BYTES, int(UNSENT_S * bytes_per_s)) if is_paced else 0
     with contextlib.suppress(OSError, AttributeError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate.to_bytes(4, "little"))

@@ -18,6 +18,7 @@ from peer.round.joiners import (
     LATE_TIMES,
     LATELY,
     LATER_SHARE,
+    LEAST_HELD_BYTES_PER_S,
     LOOK_S,
     OVERDUE_TIMES,
     ROOM_TIMES,
@@ -681,7 +682,7 @@ def test_on_a_slow_line_what_goes_is_sent_no_faster_than_its_part(clock: Clock) 
     """A piece of a state had the line for itself, and then the round, whose connections had to learn the line again."""
 
     async def main() -> None:
-        wanted = PIECE_BYTES / 10
+        wanted = float(PIECE_BYTES)
         crowd = Crowd(FakeSteps(), wanted)
         joiners = crowd.joiners
 
@@ -703,6 +704,8 @@ def test_on_a_slow_line_what_goes_is_sent_no_faster_than_its_part(clock: Clock) 
         await crowd.end_one_of(MEMBER)
         clock.now += TAKES_S
         assert most() == [math.inf]
+        crowd.wanted_bytes_per_s = 10.0
+        assert most() == [LEAST_HELD_BYTES_PER_S], "slower it would come to nothing"
         await crowd.over()
 
     asyncio.run(main())
@@ -720,6 +723,32 @@ def test_a_round_that_carries_little_is_left_room_to_show_that_it_could_carry_mo
             crowd.round_bytes_per_s = carries * wanted
             most = crowd.joiners._most_of(crowd.joiners._going[0])
             assert most == pytest.approx(max(0.5, 1 - ROOM_TIMES * carries) * wanted)
+        await crowd.over()
+
+    asyncio.run(main())
+
+
+def test_what_is_held_does_not_hang_for_that(clock: Clock) -> None:
+    """One at a quarter was taken for hanging halfway, and its part given away as well."""
+
+    async def main() -> None:
+        wanted = 4.0 * PIECE_BYTES / 10
+        crowd = Crowd(FakeSteps(), wanted, bytes_to={MEMBER: 100 * PIECE_BYTES})
+        joiners = crowd.joiners
+        crowd.ask(MEMBER, NEW)
+        await settled()
+        state = next(turn for turn in joiners._going if turn.peer == NEW)
+        back = next(turn for turn in joiners._going if turn.peer == MEMBER)
+        takes_s = PIECE_BYTES / (LATER_SHARE * wanted / 2)
+        for _ in range(int(1.5 * takes_s / LOOK_S)):
+            clock.now += LOOK_S
+            joiners._begin()
+            assert joiners._most_of(back) + joiners._most_of(state) == pytest.approx(wanted / 2)
+        for _ in range(int(takes_s / LOOK_S)):
+            clock.now += LOOK_S
+            joiners._begin()
+        assert joiners._is_overdue(state)
+        assert joiners._most_of(back) == wanted / 2, "by now it does"
         await crowd.over()
 
     asyncio.run(main())

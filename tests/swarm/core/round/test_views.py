@@ -511,6 +511,37 @@ def test_so_does_one_that_waits_for_votes_on_its_roster() -> None:
     assert first.view == 1
 
 
+@pytest.mark.parametrize("far", [1, 20, 2000])
+def test_one_liar_keeps_no_leader_from_members_that_stood_still(far: int) -> None:
+    """While they did, it led the leader away time after time, or once so far that they never came there."""
+    world = World(2, 4, calls_time_out=False)
+    leader, liar = world.leader(0), world.leader(2)
+    liar.frozen = True
+    honest = [member for member in world.members.values() if member is not liar]
+    for member in honest:
+        if member is not leader:
+            world.freeze(member, after_s=0.0, for_s=9 * world.facts.phase_s)
+
+    def lead_away() -> None:
+        view = leader.round._promised + far
+        while world.facts.leader_of(view) != liar.peer_id:
+            view += 1
+        world._do(leader, leader.round.on_turned(liar.peer_id, view, now=world.now))
+        if not all(member.finished for member in honest):
+            world.call_later(0.1, lead_away)
+
+    def once_votes_are_late() -> None:
+        if leader.round._lead._votes_are_late:
+            lead_away()
+        elif not leader.finished:
+            world.call_later(0.1, once_votes_are_late)
+
+    world.call_later(0.05, once_votes_are_late)
+    world.run(until_s=120.0, wait_for=lambda member: member is not liar)
+    assert all(member.finished for member in honest), world.explain("two minutes")
+    assert max(member.finished_at for member in honest) < 60.0 * world.facts.phase_s
+
+
 def led_by_two(*, third_votes: bool) -> tuple[RoundFacts, list[AveragingRound]]:
     """The first of three leads, with a roster to which the third brings nothing."""
     facts, rounds = facts_and_rounds(3, witnesses=2)
