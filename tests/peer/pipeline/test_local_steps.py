@@ -92,23 +92,24 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
 def test_a_window_goes_on_while_the_round_of_the_one_before_does(tmp_path: Path) -> None:
     watched = Watched()
     tables: dict[str, Any] = {"averaging": {"local_steps": LOCAL_STEPS, "delay": 1, "sync_steps": 2}}
+    tables["optimizer"] = {"total_steps": 400}
 
-    async def train() -> dict[str, Any]:
-        manifest = windows(**tables, optimizer={"total_steps": 8})
+    def beside() -> list[int]:
+        """Steps whose windows could begin while a round sent something: who founds the run takes some alone."""
+        return [step for step in sorted(watched.entries) if step >= 2 and len(watched.entries[step - 1]) == 3]
+
+    async def train() -> None:
         async with swarm_in_process(
-            manifest, tmp_path, peers=(3,), wrap=lambda stage, index, inner: LongParts(inner)
+            windows(**tables), tmp_path, peers=(3,), wrap=lambda stage, index, inner: LongParts(inner)
         ) as swarm:
             swarm.on_applied.append(watched.applied)
-            return await swarm.finished()
+            await swarm.until(lambda: len(beside()) >= 3)
 
-    report = asyncio.run(train())
-    assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
+    asyncio.run(train())
     assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
     assert [watched.begun_before[step] for step in range(2)] == [0, 0], "these wait for their rounds"
-    beside = [step for step in range(2, 8) if len(watched.entries[step - 1]) == 3]
-    assert len(beside) >= 3, "who founds the run takes a step or two before the others come: those rounds send nothing"
-    assert all(watched.begun_before[step] for step in beside), (beside, dict(watched.begun_before))
-    assert {num for of in watched.entries.values() for num in of.values()} == {2 * LOCAL_STEPS}
+    assert all(watched.begun_before[step] for step in beside()), (beside(), dict(watched.begun_before))
+    assert max(num for of in watched.entries.values() for num in of.values()) == 2 * LOCAL_STEPS
 
 
 @pytest.mark.parametrize("delay", [0, 1])

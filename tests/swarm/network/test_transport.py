@@ -16,7 +16,7 @@ from swarm.network.loop import new_event_loop
 from swarm.network.memory import MemoryNetwork
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 from swarm.network.service import ServiceLimits
-from swarm.network.transport import MAX_META_BYTES, Message, Transport
+from swarm.network.transport import MAX_META_BYTES, UNLIMITED, Message, Place, Transport
 
 pytestmark = pytest.mark.processes
 
@@ -273,11 +273,11 @@ def test_calls_in_turns_hold_theirs_until_the_answer_has_gone(world: World, is_r
     lock, seen, lengths = asyncio.Lock(), list[str](), list[int]()
 
     @contextlib.asynccontextmanager
-    async def turn(peer: PeerId, request: Message) -> AsyncIterator[Callable[[int], None]]:
+    async def turn(peer: PeerId, request: Message) -> AsyncIterator[Place]:
         assert (peer, request.meta) == (world.a.peer_id, {})
         async with lock:
             seen.append("turn")
-            yield lengths.append
+            yield UNLIMITED._replace(will_go=lengths.append)
             seen.append("gone")
 
     async def answer(_: PeerId, request: Message) -> Message:
