@@ -278,7 +278,8 @@ class Uplink:
         self._judge(near or self._seen, is_full=is_full)
         is_filled = NEARLY_FULL * before <= rate <= MORE_THAN_EVER * before
         self._tell_the_slow(near, is_full=is_full, is_filled=is_filled)
-        for stream in [stream for stream, takes in self._takes.items() if takes >= self._equal]:
+        equal = self._equal
+        for stream in [stream for stream, takes in self._takes.items() if takes >= equal]:
             del self._takes[stream]
             self._since_lost.pop(stream, None)
         self._seen = WeakKeyDictionary({stream: seen.of_next_window() for stream, seen in self._seen.items()})
@@ -337,8 +338,7 @@ class Uplink:
     @property
     def budget(self) -> float:
         """Bytes a second that all together may send; infinite where nobody knows, or it matters to nobody."""
-        most = self.bytes_per_s
-        return self._pace * most if most and most < SLOW_BYTES_PER_S else math.inf
+        return self._pace * self.carries_at_most
 
     @property
     def carries_at_most(self) -> float:
@@ -371,8 +371,8 @@ class Uplink:
 
     def _share(self) -> None:
         held = self._held_now()
-        budget, equal = self.budget - sum(held.values()), self._equal
-        free = self._sending - held.keys()
+        budget, free = self.budget - sum(held.values()), self._sending - held.keys()
+        equal = budget / max(1, len(free))
         less = {stream: takes for stream in free if (takes := self._takes.get(stream, equal)) < equal}
         less = {stream: max(LEAST_SHARE * equal, takes) for stream, takes in less.items()}
         others = len(free) - len(less)
